@@ -1,0 +1,1 @@
+"""A Chrome-trace toolkit: records, writes and reads traces. It imports neither torch nor Lightning."""
