@@ -1,0 +1,13 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import perfetto as engine
+import pytest
+
+
+@pytest.fixture(scope="session")
+def perfetto():
+    """Perfetto's engine: ``perfetto.open_trace(path, sql)``; the test is skipped where it cannot run."""
+    engine.require()
+    return engine
