@@ -1,0 +1,674 @@
+"""Tracer: what user code and the callbacks record with. The hot path is here, all else is done in the background.
+
+A thread records into a flat list of its own, two integers per half event: ``code, time_ns`` (see pairing.py). Each
+trick below has its measured reason (ns on one core, CPython 3.11, where two clock reads take 100):
+
+- A handle's ``__enter__`` is a slot that holds the ``__next__`` of ``map(list.extend, zip(repeat(code), clock reads))``:
+  it reads the clock and stores both integers in one C call, 110; a Python method that does the same takes 190.
+- ``__exit__`` has to be a Python function, since it is passed the exception.
+- Handles are made once per thread and name and wait in a free list: a new object with two closures takes 900. While
+  a handle is open it is not in the list, so that two tasks inside spans of one name hold different handles, and each
+  end names its begin.
+- ``threading.local`` is read once a span, 45.
+
+The list needs no lock: only its thread extends it, and the drain takes a slice and deletes it, each atomic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from lightning_timekeeper.trace.pairing import END, PAYLOAD, POINT, Pairing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+    from types import TracebackType
+
+    from lightning_timekeeper.trace.drain import Drain
+
+F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
+
+USER = "user"
+"""Category of the spans that user code records."""
+
+MOST_NAMES = 4096
+"""Names that get handles, per thread; a name beyond them is stored with each of its spans instead."""
+
+# an exception that ends a span in the ordinary course of things
+_ORDERLY = (GeneratorExit, StopIteration, StopAsyncIteration)
+
+
+class Span:
+    """A context manager that records its body, and a decorator that records each call.
+
+    It belongs to the thread that made it, and to the tracer that was recording then; a decorated function asks anew
+    at each call.
+    """
+
+    __slots__ = ("__enter__", "__exit__", "args", "name")
+
+    name: str
+    args: dict[str, Any]
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> None: ...
+        def __exit__(
+            self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        ) -> None: ...
+
+    def __call__(self, function: F) -> F:
+        """Record each call of a plain, async, generator or async generator function under this span's name."""
+        decorated: F = _decorated(function, self.name, self.args)
+        return decorated
+
+
+class Track:
+    """One thread's recorder.
+
+    Attributes:
+        buffer: ``code, time_ns`` alternating, oldest first.
+        side: Payloads, appended before their half event.
+        names: Ident -> ``(name, category)``, None for an ident whose begins carry them as payload.
+        free: Name -> handles that are not open.
+        crossing: A span that may be suspended began: the drain is to expect spans that do not nest.
+        tids: The track's number in the trace, one for each lane.
+        dropped: Spans and points that were recorded and not kept.
+    """
+
+    def __init__(self, thread: threading.Thread, clock: Callable[[], int]) -> None:
+        self.thread = weakref.ref(thread)
+        self.name = thread.name
+        self.buffer: list[int] = []
+        self.side: deque[Any] = deque()
+        self.names: list[tuple[str, str] | None] = []
+        self.free: dict[str, list[Span]] = {}
+        self.pairing = Pairing()
+        self.tids: list[int] = []
+        self.dropped = 0
+        self.crossing = False
+        self._clock = clock
+        self._slots: list[tuple[int, Callable[[], None]]] = []
+
+    def reads(self, code: int) -> Callable[[], None]:
+        """A call without arguments that appends ``code`` and the time, in C."""
+        return map(self.buffer.extend, zip(repeat(code), iter(self._clock, None))).__next__
+
+    def handle(self, name: str, category: str) -> tuple[int, Callable[[], None], Callable[[], None]]:
+        """A new ident for a name, and its begin and end."""
+        ident = len(self.names)
+        self.names.append((name, category))
+        return ident, self.reads(ident << 3), self.reads(ident << 3 | END)
+
+    def new(self, name: str) -> Span:
+        """One more handle for spans of user code under this name."""
+        free = self.free.get(name)
+        if free is None:
+            if len(self.names) >= MOST_NAMES:
+                return self.with_args(name, USER, {})
+            free = self.free[name] = []
+        self.note_coroutine()
+        ident, begin, end = self.handle(name, USER)
+        give_back = free.append
+        fail = self._failer(ident)
+        span = Span()
+
+        def leave(
+            kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            if kind is None:
+                end()
+            else:
+                fail(kind)
+            if not free or free[-1] is not span:  # it is there where its user kept it and entered it again
+                give_back(span)
+
+        span.name, span.args = name, {}
+        span.__enter__, span.__exit__ = begin, leave  # type: ignore[method-assign]
+        return span
+
+    def with_args(self, name: str, category: str, args: dict[str, Any]) -> Span:
+        """A handle for a single span whose name and arguments are stored with it."""
+        span = Span()
+        idents: list[int] = []
+
+        def begin() -> None:
+            idents.append(self.begin(name, category, args))
+
+        def leave(
+            kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            if kind is None or issubclass(kind, _ORDERLY):
+                self.end(idents.pop())
+            else:
+                self.end(idents.pop(), {"error": kind.__name__})
+
+        span.name, span.args = name, args
+        span.__enter__, span.__exit__ = begin, leave  # type: ignore[method-assign]
+        return span
+
+    def begin(self, name: str, category: str, args: dict[str, Any]) -> int:
+        """Open a span that carries its own name and arguments; returns what :meth:`end` needs."""
+        if self._slots:
+            ident, read = self._slots.pop()
+        else:
+            ident = len(self.names)
+            self.names.append(None)
+            read = self.reads(ident << 3 | PAYLOAD)
+        self.side.append((name, category, args))
+        read()
+        return ident
+
+    def end(self, ident: int, args: dict[str, Any] | None = None) -> None:
+        """Close a span that :meth:`begin` opened; ``args`` are added to those of its begin."""
+        if args:
+            self.side.append(args)
+            self.buffer.extend((ident << 3 | END | PAYLOAD, self._clock()))
+        else:
+            self.buffer.extend((ident << 3 | END, self._clock()))
+        self._slots.append((ident, self.reads(ident << 3 | PAYLOAD)))
+
+    def point(self, payload: tuple[str, str, str, dict[str, Any]]) -> None:
+        """Store an instant (``"i", name, category, args``) or a counter (``"C", name, "", values``)."""
+        self.side.append(payload)
+        self.buffer.extend((POINT | PAYLOAD, self._clock()))
+
+    def note_coroutine(self) -> None:
+        """Announce spans that may interleave, where an event loop runs in this thread."""
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is not None and asyncio._get_running_loop() is not None:
+            self.crossing = True
+
+    def _failer(self, ident: int) -> Callable[[type[BaseException]], None]:
+        def fail(kind: type[BaseException]) -> None:
+            if issubclass(kind, _ORDERLY):
+                self.buffer.extend((ident << 3 | END, self._clock()))
+            else:
+                self.side.append({"error": kind.__name__})
+                self.buffer.extend((ident << 3 | END | PAYLOAD, self._clock()))
+
+        return fail
+
+
+class _Local(threading.local):
+    track: Track | None = None
+
+
+class Tracer:
+    """Records spans, instants and counters of any number of threads, and hands them to a sink in the background.
+
+    Args:
+        path: The file to write, ``.json`` or ``.json.gz``, also a URL that fsspec knows; None keeps the events in
+            memory, compressed. An existing file is never touched: :class:`FileExistsError`.
+        opener: ``path -> writable binary file``, in place of fsspec's open.
+        max_events: The most events that are kept, from 1; then the recording ends with a marker and one warning.
+        process_name: The name of the process' track group.
+        metadata: Further arguments of the first event, for programs that read the file.
+        drain_interval_s: Seconds between two drains, above 0: what a SIGKILL can lose.
+        clock: A monotonic clock in ns.
+        wall_clock: Unix time in ns; read once, at construction.
+        pid: The process' number in the trace, 1 to 2**32 - 1.
+        sort_index: Where the process stands among others.
+
+    Raises:
+        ValueError: For an argument out of its range.
+        OSError: Where the file cannot be opened.
+
+    Example::
+
+        with Tracer("trace.json") as tracer:
+            with span("load"):
+                rows = read()
+            tracer.counter("rows", len(rows))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        opener: Callable[[str], Any] | None = None,
+        max_events: int = 2_000_000,
+        process_name: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        drain_interval_s: float = 0.25,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        wall_clock: Callable[[], int] = time.time_ns,
+        pid: int | None = None,
+        sort_index: int = 0,
+    ) -> None:
+        from lightning_timekeeper.trace.drain import Drain, Process  # noqa: PLC0415 - numpy, only where one records
+        from lightning_timekeeper.trace.writer import open_sink  # noqa: PLC0415
+
+        if not isinstance(max_events, int) or isinstance(max_events, bool) or max_events < 1:
+            raise ValueError(f"`Tracer(max_events={max_events!r})`: expected a whole number from 1.")
+        if not (isinstance(drain_interval_s, (int, float)) and 0 < drain_interval_s < math.inf):
+            raise ValueError(f"`Tracer(drain_interval_s={drain_interval_s!r})`: expected seconds above 0.")
+        pid = os.getpid() if pid is None else pid
+        if not 1 <= pid < 1 << 32:
+            raise ValueError(f"`Tracer(pid={pid!r})`: expected 1 to 2**32 - 1.")
+        self._clock = clock
+        self._local = _Local()
+        self._tracks: list[Track] = []
+        process = Process(
+            pid=pid,
+            name=process_name or f"pid {os.getpid()}",
+            sort_index=sort_index,
+            metadata=dict(metadata or {}),
+            unix_ns=wall_clock(),
+            clock_ns=clock(),
+        )
+        self._drain: Drain | None = Drain(
+            self._tracks, process, open_sink(path, opener), max_events, drain_interval_s, clock, weakref.ref(self)
+        )
+        # the first track is the constructing thread's: the training loop's
+        self._new_track()
+        _live.add(self)
+
+    # ---- recording -------------------------------------------------------------------------------------------------
+    @property
+    def enabled(self) -> bool:
+        """Whether it records."""
+        return self in _recording
+
+    def enable(self) -> None:
+        """Begin to record, in all threads; nothing happens where it records already, or has ended."""
+        if self._drain is not None and not self._drain.ended and self not in _recording:
+            self._drain.start()
+            _set_recording([*_recording, self])
+
+    def disable(self) -> None:
+        """Record no new span; those that are open still get their ends."""
+        if self in _recording:
+            _set_recording([tracer for tracer in _recording if tracer is not self])
+
+    def span(self, name: str, /, **args: Any) -> Span:
+        """As the module's :func:`span`, for this tracer alone, enabled or not."""
+        track = self._local.track or self._new_track()
+        if args:
+            return track.with_args(name, USER, args)
+        try:
+            return track.free[name].pop()
+        except (KeyError, IndexError):
+            return track.new(name)
+
+    def handle(self, name: str, category: str) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Begin and end of one more name on the calling thread, to be called in turn, nested if at all.
+
+        For callers that keep the pair: there is no look-up at all on the way.
+        """
+        _, begin, end = self.track.handle(name, category)
+        return begin, end
+
+    @property
+    def track(self) -> Track:
+        """The calling thread's recorder."""
+        return self._local.track or self._new_track()
+
+    def instant(self, name: str, /, category: str = USER, **args: Any) -> None:
+        """A mark without duration on the calling thread's track."""
+        self.track.point(("i", name, category, args))
+
+    def counter(self, name: str, value: float | None = None, /, **series: float) -> None:
+        """A sample of one number, or of several that are stacked in one graph.
+
+        A NaN or infinity is left out: the viewers cannot take them.
+        """
+        values = _numbers(name, value, series)
+        if values:
+            self.track.point(("C", name, "", values))
+
+    def _new_track(self) -> Track:
+        track = self._local.track = Track(threading.current_thread(), self._clock)
+        if self._drain is not None:  # None in a forked child: there nothing takes what is recorded
+            self._tracks.append(track)
+        return track
+
+    # ---- the file --------------------------------------------------------------------------------------------------
+    @property
+    def path(self) -> str | None:
+        """The file, as it will be named after :meth:`close`; None for memory."""
+        return self._drain.sink.path if self._drain is not None else None
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Hand all that was recorded to the file.
+
+        Args:
+            timeout_s: The longest to wait, from 0.
+
+        Returns:
+            Whether it is there.
+        """
+        return self._drain is not None and self._drain.flush(timeout_s)
+
+    def close(self, timeout_s: float = 30.0, *, mark: dict[str, Any] | None = None) -> bool:
+        """End the recording: close the open spans, write what is left, end the file. A second call does nothing.
+
+        Args:
+            timeout_s: The longest to wait for the file, from 0; then it is left as it is, with a warning.
+            mark: Arguments for the spans that are open, by default ``unfinished=True``.
+
+        Returns:
+            Whether the file is whole.
+        """
+        self.disable()
+        if self._drain is None:
+            return False
+        return self._drain.close(timeout_s, mark or {"unfinished": True})
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events recorded so far, of a tracer that keeps them in memory.
+
+        Raises:
+            ValueError: For a tracer that writes a file: use :func:`read_events` on it.
+        """
+        from lightning_timekeeper.trace.writer import Memory  # noqa: PLC0415
+
+        if self._drain is None or not isinstance(self._drain.sink, Memory):
+            raise ValueError("`Tracer.events()` reads what is kept in memory; this tracer writes a file.")
+        self.flush()
+        return self._drain.sink.events()
+
+    def switch(self, path: str, opener: Callable[[str], Any] | None = None) -> None:
+        """Go on in a new file; the old one is ended in the background.
+
+        Raises:
+            OSError: Where the new file cannot be opened; then all goes on in the old one.
+        """
+        from lightning_timekeeper.trace.writer import open_sink  # noqa: PLC0415
+
+        if self._drain is not None:
+            self._drain.switch(open_sink(path, opener))
+
+    def __enter__(self) -> Tracer:
+        self.enable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(mark=None if kind is None else {"error": kind.__name__})
+
+    def _forget(self) -> None:
+        """After a fork, in the child: its parent's file and thread are not its own."""
+        _leaked.append(self._drain)  # never finalised: a buffered file would write its buffer twice
+        self._drain = None
+        self._tracks = []
+        self._local = _Local()
+
+
+# ---- the tracers that record, and what user code calls ---------------------------------------------------------------
+_live: weakref.WeakSet[Tracer] = weakref.WeakSet()
+_leaked: list[Any] = []
+_recording: list[Tracer] = []
+_only: Tracer | None = None  # the one that records, where it is one
+
+
+def _set_recording(tracers: list[Tracer]) -> None:
+    global _recording, _only  # noqa: PLW0603 - what user code calls has to find it in one look-up
+    _recording = tracers
+    _only = tracers[0] if len(tracers) == 1 else None
+
+
+def _after_fork_in_child() -> None:
+    _set_recording([])
+    for tracer in list(_live):
+        tracer._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class _Idle(Span):
+    """What :func:`span` returns while nothing records: does nothing, and can still decorate."""
+
+    __slots__ = ()
+
+    # the cheapest C call that returns None
+    __enter__ = staticmethod([].clear)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        return
+
+
+class _Several(Span):
+    """One span in each of several tracers."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, name: str, args: dict[str, Any], spans: list[Span]) -> None:
+        self.name, self.args, self._spans = name, args, spans
+
+    def __enter__(self) -> None:
+        for each in self._spans:
+            each.__enter__()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        for each in reversed(self._spans):
+            each.__exit__(kind, value, traceback)
+
+
+_idle: dict[str, _Idle] = {}
+
+
+def _new_idle(name: str, args: dict[str, Any]) -> _Idle:
+    idle = _Idle()
+    idle.name, idle.args = name, args
+    if not args and len(_idle) < MOST_NAMES:
+        _idle[name] = idle
+    return idle
+
+
+def get_tracer() -> Tracer | None:
+    """The tracer that records: the one enabled last, or None."""
+    return _recording[-1] if _recording else None
+
+
+def span(name: str, /, **args: Any) -> Span:
+    """Record a block, or each call of a function.
+
+    It costs about four reads of the clock while a tracer records, two while none does.
+
+    Args:
+        name: The span's name in the trace. Few different names are best: put what varies into ``args``.
+        args: Shown by the viewers beside the span. Numbers, texts and containers of them.
+
+    Example::
+
+        with span("tokenize"):
+            tokens = tokenizer(text)
+
+
+        @span("collate")
+        def collate(rows): ...
+    """
+    tracer = _only
+    if tracer is None:
+        if not _recording:
+            if args:
+                return _new_idle(name, args)
+            try:
+                return _idle[name]
+            except KeyError:
+                return _new_idle(name, args)
+        return _Several(name, args, [each.span(name, **args) for each in _recording])
+    track = tracer._local.track or tracer._new_track()
+    if args:
+        return track.with_args(name, USER, args)
+    try:
+        return track.free[name].pop()
+    except (KeyError, IndexError):
+        return track.new(name)
+
+
+def iterate(iterable: Iterable[T], name: str = "next") -> Iterable[T]:
+    """Iterate, and record each wait for the next item.
+
+    Args:
+        iterable: A DataLoader, say; its length is passed on.
+        name: The spans' name.
+
+    Example::
+
+        for batch in iterate(loader, "load"):
+            ...
+    """
+    return _Iterate(iterable, name)
+
+
+def instant(name: str, /, **args: Any) -> None:
+    """Record a mark without duration, such as ``instant("spike", loss=3.2)``."""
+    for tracer in _recording:
+        tracer.track.point(("i", name, USER, args))
+
+
+def counter(name: str, value: float | None = None, /, **series: float) -> None:
+    """Record a number that the viewers draw as a graph over time.
+
+    Args:
+        name: Of the graph.
+        value: The number, finite. A tensor is taken only where reading it needs no wait for a device.
+        series: Several numbers instead, stacked in one graph; pass the same ones each time.
+
+    Example::
+
+        counter("queue", 4)
+        counter("memory", used=3.5e9, cached=1e9)
+    """
+    if _recording:
+        values = _numbers(name, value, series)
+        if values:
+            for tracer in _recording:
+                tracer.track.point(("C", name, "", values))
+
+
+def _numbers(name: str, value: Any, series: dict[str, Any]) -> dict[str, float]:
+    if value is not None:
+        series = {"value": value, **series}
+    numbers = {}
+    for key, given in series.items():
+        number = _number(given)
+        if number is None:
+            warnings.warn(
+                f"`counter({name!r}, ...)`: {key} is a {type(given).__name__}"
+                f"{' on ' + str(given.device) if hasattr(given, 'device') else ''}; expected a number that can be read "
+                "without waiting for a device. It is left out.",
+                stacklevel=3,
+            )
+        elif math.isfinite(number):
+            numbers[key] = number
+    return numbers
+
+
+def _number(value: Any) -> float | None:
+    """The value as a number, or None where it is none or only a device knows it."""
+    if isinstance(value, (int, float)):
+        with contextlib.suppress(OverflowError):
+            return float(value) if abs(value) >= 1 << 63 or isinstance(value, (bool, float)) else int(value)
+        return None
+    device = getattr(value, "device", None)
+    if device is not None and str(getattr(device, "type", device)) != "cpu":
+        return None
+    try:
+        return float(value.item())
+    except Exception:  # noqa: BLE001 - no number, more than one, or an object with a mind of its own
+        return None
+
+
+class _Iterate(Generic[T]):
+    """Each ``iter`` of it is a new pass, as of the iterable itself."""
+
+    def __init__(self, iterable: Iterable[T], name: str) -> None:
+        self._iterable, self._name = iterable, name
+
+    def __iter__(self) -> Iterator[T]:
+        with span(self._name):
+            iterator = iter(self._iterable)  # a DataLoader starts its workers here
+        return _Waits(iterator, self._name)
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]
+
+
+class _Waits(Generic[T]):
+    def __init__(self, iterator: Iterator[T], name: str) -> None:
+        self._next, self._name = iterator.__next__, name
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        with span(self._name):
+            return self._next()
+
+
+def _decorated(function: Any, name: str, args: dict[str, Any]) -> Any:
+    """The function, recorded at each call; of the same kind, so that whoever inspects it sees what it is."""
+    if inspect.isclass(function) or not callable(function):
+        raise TypeError(f"`@span({name!r})` decorates a function, not {function!r}.")
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def async_generator(*a: Any, **k: Any) -> AsyncGenerator[Any, Any]:
+            with _crossing(name, args):
+                inner = function(*a, **k)
+                try:
+                    item = await inner.__anext__()
+                    while True:
+                        try:
+                            sent = yield item
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001 - athrow: it is the inner one's to handle
+                            item = await inner.athrow(error)
+                        else:
+                            item = await inner.asend(sent)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    await inner.aclose()
+
+        return async_generator
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def coroutine(*a: Any, **k: Any) -> Any:
+            with _crossing(name, args):
+                return await function(*a, **k)
+
+        return coroutine
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def generator(*a: Any, **k: Any) -> Any:
+            with _crossing(name, args):
+                return (yield from function(*a, **k))
+
+        return generator
+
+    @functools.wraps(function)
+    def plain(*a: Any, **k: Any) -> Any:
+        with span(name, **args):
+            return function(*a, **k)
+
+    return plain
+
+
+def _crossing(name: str, args: dict[str, Any]) -> Span:
+    """A span that may be suspended, and others end meanwhile."""
+    for tracer in _recording:
+        tracer.track.crossing = True
+    return span(name, **args)

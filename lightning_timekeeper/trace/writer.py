@@ -1,0 +1,304 @@
+"""Where a trace's bytes go: a file that opens at any moment, or memory.
+
+A sink is given whole events and never blocks its caller: a thread of its own does the file's work, so that a hanging
+file system stops nobody. What fails is kept in :attr:`FileSink.error` and ends the writing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gzip
+import io
+import os
+import queue
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST_PENDING = 64 * 2**20
+"""Bytes that may wait for a file before it is given up as hanging."""
+
+TAIL = b"\n]\n"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+class Sink(Protocol):
+    """Takes the bytes of a trace; all methods may be called from any thread."""
+
+    path: str | None
+    error: BaseException | None
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were given and are not written."""
+
+    def write(self, data: bytes) -> None:
+        """Take whole events."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was given is written; False where it is not."""
+
+    def close(self, timeout_s: float) -> bool:
+        """End the array and the file; False where it is not whole."""
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec is to open it."""
+    return _URL.match(path) is not None
+
+
+def open_sink(path: str | os.PathLike[str] | None, opener: Callable[[str], Any] | None = None) -> Sink:
+    """The sink for a path.
+
+    Args:
+        path: ``.json`` or ``.json.gz``, local or a URL; None for memory.
+        opener: ``path -> writable binary file``.
+
+    Raises:
+        FileExistsError: Where there is a file of that name.
+        OSError: Where it cannot be made.
+    """
+    if path is None:
+        return Memory()
+    sink = FileSink(os.fspath(path), opener)
+    sink.opened()
+    return sink
+
+
+def trouble(message: str) -> None:
+    """One warning, which ends nothing, also where the user made warnings errors."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        with contextlib.suppress(Exception):
+            print(f"RuntimeWarning: {message}", file=sys.stderr)  # noqa: T201
+
+
+class FileSink:
+    """A file, written by a thread of its own.
+
+    A local ``.json.gz`` grows as plain ``.json`` and is compressed when it is closed: a gzip file that was cut is
+    refused whole by Perfetto. Elsewhere it is compressed as it goes.
+
+    Args:
+        path: Of the finished file.
+        opener: As for :func:`open_sink`.
+    """
+
+    def __init__(self, path: str, opener: Callable[[str], Any] | None = None) -> None:
+        self.path: str | None = path
+        self.error: BaseException | None = None
+        self._final = path
+        self._opener = opener
+        self._local = opener is None and not is_url(path)
+        self._compress = path.endswith(".gz")
+        self._jobs: queue.SimpleQueue[bytes | queue.SimpleQueue[bool] | None] = queue.SimpleQueue()
+        self._given = 0
+        self._written = 0
+        self._closing = False
+        self._ready = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="timekeeper-file", daemon=True)
+        self._thread.start()
+        _open_files.add(self)
+
+    def opened(self, timeout_s: float = 60.0) -> None:
+        """Wait until the file is open.
+
+        Raises:
+            OSError: Where it cannot be opened, or not in time.
+        """
+        if not self._ready.wait(timeout_s):
+            raise TimeoutError(f"{self._final}: not open after {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were given and are not written."""
+        return self._given - self._written
+
+    def write(self, data: bytes) -> None:
+        """Take whole events."""
+        if self.error is None and not self._closing:
+            self._given += len(data)
+            self._jobs.put(data)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was given is written."""
+        if self._done.is_set():
+            return self.error is None
+        reply: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._jobs.put(reply)
+        with contextlib.suppress(queue.Empty):
+            return reply.get(timeout=max(timeout_s, 0.0))
+        return False
+
+    def close(self, timeout_s: float) -> bool:
+        """End the array and the file."""
+        if not self._closing:
+            self._closing = True
+            self._jobs.put(TAIL)
+            self._jobs.put(None)
+        return self._done.wait(max(timeout_s, 0.0)) and self.error is None
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        file = None
+        try:
+            file = self._open()
+            self._ready.set()
+            self._work(file)
+            file.close()
+            if self._compress and self._local:
+                self._final_gzip()
+        except BaseException as error:  # noqa: BLE001 - the thread's end of the line: its caller looks at `error`
+            self.error = error
+            if file is not None:
+                with contextlib.suppress(Exception):
+                    file.close()
+        finally:
+            self._ready.set()
+            self._done.set()
+            while not self._jobs.empty():
+                job = self._jobs.get()
+                if isinstance(job, queue.SimpleQueue):
+                    job.put(self.error is None)
+
+    def _open(self) -> Any:
+        path = self._final
+        if self._opener is not None:
+            file = self._opener(path)
+            if not callable(getattr(file, "write", None)):
+                raise TypeError(f"the writer returned {file!r} for {path!r}; expected a writable binary file")
+        elif self._local:
+            directory = os.path.dirname(path)
+            if directory:
+                os.makedirs(directory, exist_ok=True)
+            if self._compress:
+                if os.path.lexists(path):
+                    raise FileExistsError(17, "File exists", path)
+                path = path[: -len(".gz")]
+            # unbuffered: what is written survives a SIGKILL, and a forked child has no buffer to write again
+            return open(path, "xb", buffering=0)
+        else:
+            import fsspec  # noqa: PLC0415 - only where a URL is given
+
+            filesystem, inner = fsspec.core.url_to_fs(path)
+            if filesystem.exists(inner):
+                raise FileExistsError(17, "File exists", path)
+            filesystem.makedirs(filesystem._parent(inner), exist_ok=True)
+            file = filesystem.open(inner, "wb")
+        return _Gzipped(file) if self._compress else file
+
+    def _work(self, file: Any) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            if isinstance(job, queue.SimpleQueue):
+                flush = getattr(file, "flush", None)
+                if flush is not None:
+                    flush()
+                job.put(True)
+                continue
+            left = memoryview(job)
+            while left:
+                count = file.write(left)
+                # a raw file may take a part; one that returns no count took all
+                left = left[count if isinstance(count, int) and 0 <= count < len(left) else len(left) :]
+            self._written += len(job)
+
+    def _final_gzip(self) -> None:
+        plain = self._final[: -len(".gz")]
+        directory = os.path.dirname(self._final) or "."
+        handle, temporary = tempfile.mkstemp(suffix=".gz.part", dir=directory)
+        try:
+            with os.fdopen(handle, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, 0) as out, open(plain, "rb") as source:
+                shutil.copyfileobj(source, out, 1 << 20)
+            os.chmod(temporary, os.stat(plain).st_mode & 0o777)
+            os.link(temporary, self._final)  # unlike a rename, it never replaces a file
+        except OSError as error:
+            self.path = plain
+            trouble(f"{self._final} could not be compressed ({error}); the trace is {plain}.")
+        else:
+            os.unlink(plain)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+class _Gzipped:
+    """Compresses into a file that it owns."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._gzip = gzip.GzipFile("", "wb", 1, file, 0)
+        self.write = self._gzip.write
+
+    def close(self) -> None:
+        self._gzip.close()
+        self._file.close()
+
+
+class Memory:
+    """Keeps a trace compressed in memory: ~15 bytes an event."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.error: BaseException | None = None
+        self.pending = 0
+        self._parts: list[bytes] = []
+        self._zip: Any = zlib.compressobj(1, zlib.DEFLATED, 31)
+
+    def write(self, data: bytes) -> None:
+        """Take whole events."""
+        if self._zip is not None:
+            self._parts.append(self._zip.compress(data))
+
+    def flush(self, timeout_s: float = 0.0) -> bool:
+        """Make all that was given readable."""
+        del timeout_s
+        if self._zip is not None:
+            self._parts.append(self._zip.flush(zlib.Z_SYNC_FLUSH))
+        return True
+
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """End the array."""
+        del timeout_s
+        if self._zip is not None:
+            self.write(TAIL)
+            self._parts.append(self._zip.flush())
+            self._zip = None
+        return True
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events so far."""
+        from lightning_timekeeper.trace.reader import read_events  # noqa: PLC0415 - who only writes does not need it
+
+        return iter(read_events(io.BytesIO(b"".join(self._parts))))
+
+
+_open_files: weakref.WeakSet[FileSink] = weakref.WeakSet()
+
+
+def _finish_files() -> None:
+    """At exit: what is being closed, a compression say, gets the time to finish."""
+    until_s = time.monotonic() + 60
+    for sink in list(_open_files):
+        if sink._closing:
+            sink._done.wait(max(0.0, until_s - time.monotonic()))
+
+
+atexit.register(_finish_files)
