@@ -114,10 +114,15 @@ class Drain:
         until_s = time.monotonic() + timeout_s
         return self._ask(lambda: None, timeout_s) and self.sink.flush(until_s - time.monotonic())
 
+    def close_open(self, track: Track, mark: dict[str, Any], timeout_s: float) -> bool:
+        """As :meth:`Tracer.close_open`."""
+        return self._ask(lambda: self._write(track, self._finished(track, mark)), timeout_s)
+
     def switch(self, sink: Sink) -> None:
         """Go on in another sink; the old one is ended in the background."""
         self.start()
-        self._requests.put((lambda: self._switch(sink), queue.SimpleQueue()))
+        # waited for: what its thread records next belongs to the new file
+        self._ask(lambda: self._switch(sink), 10.0)
 
     def close(self, timeout_s: float, mark: dict[str, Any]) -> bool:
         """As :meth:`Tracer.close`."""
@@ -181,7 +186,7 @@ class Drain:
             if self.ended:
                 self._drop(track, flat)
             elif count > MOST_WAITING:
-                self._write(track, Batch(*_EMPTY, track.pairing.finish(self._clock(), {"unfinished": True})))
+                self._write(track, self._finished(track, {"unfinished": True}))
                 self._drop(track, flat)
             else:
                 for at in range(0, count, PIECE):
@@ -193,7 +198,7 @@ class Drain:
                         break
                     time.sleep(0)  # lets a waiting thread have the GIL
             if gone and not track.buffer:
-                self._write(track, Batch(*_EMPTY, track.pairing.finish(self._clock(), {"unfinished": True})))
+                self._write(track, self._finished(track, {"unfinished": True}))
                 self._note_dropped(track)
                 self._tracks.remove(track)
 
@@ -210,9 +215,13 @@ class Drain:
             trouble(f"{self.sink.path or 'the trace'}: {track.dropped} spans of {track.name} were dropped.")
             track.dropped = 0
 
+    def _finished(self, track: Track, mark: dict[str, Any]) -> Batch:
+        """The ends, now, of a track's open spans."""
+        return Batch(*_EMPTY, track.pairing.finish(self._clock(), mark))
+
     def _finish(self, mark: dict[str, Any]) -> None:
         for track in self._tracks:
-            self._write(track, Batch(*_EMPTY, track.pairing.finish(self._clock(), mark)))
+            self._write(track, self._finished(track, mark))
             self._note_dropped(track)
         self._end()
 

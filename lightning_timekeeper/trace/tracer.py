@@ -368,6 +368,15 @@ class Tracer:
             return False
         return self._drain.close(timeout_s, mark or {"unfinished": True})
 
+    def close_open(self, mark: dict[str, Any], timeout_s: float = 10.0) -> bool:
+        """End the calling thread's open spans; the ends that their blocks record later are dropped.
+
+        Args:
+            mark: Arguments added to those spans.
+            timeout_s: The longest to wait, from 0.
+        """
+        return self._drain is not None and self._drain.close_open(self.track, mark, timeout_s)
+
     def events(self) -> Iterator[dict[str, Any]]:
         """The events recorded so far, of a tracer that keeps them in memory.
 
