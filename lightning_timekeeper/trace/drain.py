@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_timekeeper.trace import encode
-from lightning_timekeeper.trace.pairing import END, Batch, Single
+from lightning_timekeeper.trace.pairing import END, NO_ROWS, PAYLOAD, Batch, Single, take
 from lightning_timekeeper.trace.writer import MOST_PENDING, Sink, trouble
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ MOST_WAITING = 8_000_000
 record, at over a million spans a second, comes here."""
 
 _END_OF_ROWS_NS = 10**16
-_NO_MARK: dict[str, Any] = {}
+_UNFINISHED: dict[str, Any] = {"unfinished": True}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Drain:
     """Takes the tracks' buffers to a sink, in a thread.
 
     Args:
-        tracks: Of the tracer, which appends to it.
+        tracks: Of the tracer, which adds to it.
         process: What the head of the file says.
         sink: Where the bytes go.
         max_events: Where the recording ends.
@@ -76,7 +77,7 @@ class Drain:
 
     def __init__(
         self,
-        tracks: list[Track],
+        tracks: dict[Track, None],
         process: Process,
         sink: Sink,
         max_events: int,
@@ -85,7 +86,12 @@ class Drain:
         tracer: weakref.ref[Tracer],
     ) -> None:
         self.sink = sink
-        self.ended = False
+        self.ended = False  # nothing more is recorded
+        self._finished = False  # the file has its end, or is given up
+        self._over = False  # the thread is
+        self._failures = ["one warning"]
+        self._drop_warnings = ["one warning"]
+        self._former: list[Sink] = []
         self._tracks = tracks
         self._process = process
         self._max_events = max_events
@@ -97,133 +103,130 @@ class Drain:
         self._events = 0
         self._next_tid = 1
         self._tables: weakref.WeakKeyDictionary[Track, _Table] = weakref.WeakKeyDictionary()
+        # a SimpleQueue may be used by a signal handler that interrupts its own use; a Lock or an Event may not
         self._requests: queue.SimpleQueue[tuple[Callable[[], None], queue.SimpleQueue[bool]]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._head_written = False
 
     def start(self) -> None:
         """Start the thread, once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="timekeeper-drain", daemon=True)
-            self._thread.start()
-            _drains.add(self)
+        _drains.add(self)
+        threading.Thread(target=self._run, name="timekeeper-drain", daemon=True).start()
 
     def flush(self, timeout_s: float) -> bool:
         """As :meth:`Tracer.flush`."""
         until_s = time.monotonic() + timeout_s
-        return self._ask(lambda: None, timeout_s) and self.sink.flush(until_s - time.monotonic())
+        return self._ask(lambda: None, timeout_s) and self.sink.wait(until_s - time.monotonic())
 
-    def close_open(self, track: Track, mark: dict[str, Any], timeout_s: float) -> bool:
+    def close_open(self, track: Track, mark: dict[str, Any], since_ns: int | None, timeout_s: float) -> bool:
         """As :meth:`Tracer.close_open`."""
-        return self._ask(lambda: self._write(track, self._finished(track, mark)), timeout_s)
+        return self._ask(lambda: self._close_open(track, mark, since_ns), timeout_s)
 
     def switch(self, sink: Sink) -> None:
         """Go on in another sink; the old one is ended in the background."""
-        self.start()
         # waited for: what its thread records next belongs to the new file
         self._ask(lambda: self._switch(sink), 10.0)
 
     def close(self, timeout_s: float, mark: dict[str, Any]) -> bool:
         """As :meth:`Tracer.close`."""
         until_s = time.monotonic() + timeout_s
-        self.start()  # also an empty recording has a head and an end
-        if not self._closed and not self._ask(lambda: self._finish(mark), timeout_s) and self.sink.error is None:
-            self._closed = True
-            trouble(f"{self.sink.path or 'the trace'} was left as it is: it could not be ended within {timeout_s:g} s.")
-            return False
-        whole = self.sink.close(until_s - time.monotonic())
-        if not self._closed:
-            self._closed = True
-            if not whole and self.sink.error is None:
-                trouble(f"{self.sink.path}: not written within {timeout_s:g} s; the file ends where it does.")
-            elif not whole:
-                self._give_up(self.sink.error)
-        return whole
+        if not self._finished:
+            self._ask(lambda: self._finish(mark), timeout_s)
+        if self.sink.wait(until_s - time.monotonic()) and self._finished:
+            return bool(self._failures)
+        self._give_up(self.sink.error or TimeoutError(f"not done within {timeout_s:g} s"))
+        return False
 
     def _ask(self, job: Callable[[], None], timeout_s: float) -> bool:
-        """Have the thread drain and then do a job.
-
-        A SimpleQueue may be used in a signal handler that interrupts its own use; an Event or a Lock may not.
-        """
-        if self._thread is None or not self._thread.is_alive():
-            return False
+        """Have the thread drain and then do a job; False where it failed, or did not answer in time."""
         reply: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._requests.put((job, reply))
-        with contextlib.suppress(queue.Empty):
-            return reply.get(timeout=max(timeout_s, 0.0))
+        if not self._over:  # looked at after the put: then it answers what it finds when it ends
+            with contextlib.suppress(queue.Empty):
+                return reply.get(timeout=min(max(timeout_s, 0.0), 1e6))
         return False
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        reply = None
+        self._do(self._head)
+        # it goes on after the end: handles that were kept go on recording, and that has to be thrown away
+        while (tracer := self._tracer()) is not None:
+            del tracer
+            job = reply = None
+            with contextlib.suppress(queue.Empty):
+                job, reply = self._requests.get(timeout=self._interval_s if not self._finished else 1.0)
+            done = self._do(self._collect) and (job is None or self._do(job)) and self._do(self._look_at_sinks)
+            if reply is not None:
+                reply.put(done)
+        if not self._finished:
+            self._do(self._collect)
+            self._do(lambda: self._finish(_UNFINISHED))
+        self._over = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._requests.get_nowait()[1].put(False)
+
+    def _do(self, job: Callable[[], None]) -> bool:
         try:
-            self._head()
-            while not self._closed:
-                job = reply = None
-                with contextlib.suppress(queue.Empty):
-                    job, reply = self._requests.get(timeout=self._interval_s)
-                self._collect()
-                if job is not None and reply is not None:
-                    job()
-                    reply.put(True)
-                if self.sink.error is not None:
-                    self._give_up(self.sink.error)
-                elif self.sink.pending > MOST_PENDING:
-                    self._give_up(TimeoutError(f"{self.sink.pending} bytes wait for the file"))
+            job()
         except BaseException as error:  # noqa: BLE001 - a bug of ours must not reach the training
             self._give_up(error)
-            if reply is not None:
-                reply.put(False)
+        return bool(self._failures)
 
     def _collect(self) -> None:
         for track in list(self._tracks):
-            thread = track.thread()
-            gone = thread is None or not thread.is_alive()
-            count = len(track.buffer)
-            flat = track.buffer[:count]
-            del track.buffer[:count]
-            if self.ended:
-                self._drop(track, flat)
-            elif count > MOST_WAITING:
-                self._write(track, self._finished(track, {"unfinished": True}))
-                self._drop(track, flat)
-            else:
-                for at in range(0, count, PIECE):
-                    track.pairing.crossing |= track.crossing
-                    track.crossing = False
-                    self._write(track, track.pairing.feed(flat[at : at + PIECE], track.side))
-                    if self.ended:
-                        self._drop(track, flat[at + PIECE :])
-                        break
-                    time.sleep(0)  # lets a waiting thread have the GIL
-            if gone and not track.buffer:
-                self._write(track, self._finished(track, {"unfinished": True}))
-                self._note_dropped(track)
-                self._tracks.remove(track)
+            gone = track.life() is None  # asked first: what it recorded before is taken below
+            size = len(track.buffer)
+            if self._finished:
+                del track.buffer[:size]
+                track.side.clear()
+                continue
+            # in pieces, so that they are also freed in pieces: 400,000 integers at once take 5 ms
+            pieces = [track.buffer[at : at + PIECE] for at in range(0, size, PIECE)][::-1]
+            del track.buffer[:size]
+            late = size > MOST_WAITING
+            if late and not self.ended:
+                self._write(track, track.pairing.finish(self._clock(), _UNFINISHED))
+                self._warn_of_drops(f"{size // 4} spans waited at once")
+            while pieces:
+                piece = pieces.pop()
+                if late or self.ended:
+                    self._drop(track, piece)
+                    continue
+                crossing, track.crossing = track.crossing, False
+                self._write(track, track.pairing.feed(piece, track.side, crossing=crossing))
+                time.sleep(0)  # lets a waiting thread have the GIL
+            if gone:
+                self._finish_track(track, _UNFINISHED)
+                del self._tracks[track]
 
     def _drop(self, track: Track, flat: list[int]) -> None:
         codes = np.array(flat[0::2], dtype=np.int64)
         track.dropped += int(np.count_nonzero((codes & END) == 0))
-        for _ in range(int(np.count_nonzero(codes & 2))):
-            track.side.popleft()
+        for code in codes[(codes & PAYLOAD) != 0].tolist():
+            take(track.side, code)
 
-    def _note_dropped(self, track: Track) -> None:
-        if track.dropped and self._head_written:
-            name = f"{track.dropped} spans dropped"
-            self._put(self._instant(track, 0, name, "timekeeper", self._clock(), {"dropped": track.dropped}))
-            trouble(f"{self.sink.path or 'the trace'}: {track.dropped} spans of {track.name} were dropped.")
+    def _warn_of_drops(self, why: str) -> None:
+        if self._drop_warnings:
+            self._drop_warnings.pop()
+            trouble(f"{self.sink.path or 'the trace'}: spans are dropped ({why}); the trace says how many.")
+
+    def _finish_track(self, track: Track, mark: dict[str, Any]) -> None:
+        self._write(track, track.pairing.finish(self._clock(), mark))
+        if track.dropped:
+            args = {"dropped": track.dropped}
+            self._put(self._instant(track, 0, "spans dropped", "timekeeper", self._clock(), args))
             track.dropped = 0
 
-    def _finished(self, track: Track, mark: dict[str, Any]) -> Batch:
-        """The ends, now, of a track's open spans."""
-        return Batch(*_EMPTY, track.pairing.finish(self._clock(), mark))
+    def _close_open(self, track: Track, mark: dict[str, Any], since_ns: int | None) -> None:
+        if not self.ended:
+            self._write(track, track.pairing.finish(self._clock(), mark, since_ns))
 
     def _finish(self, mark: dict[str, Any]) -> None:
-        for track in self._tracks:
-            self._write(track, self._finished(track, mark))
-            self._note_dropped(track)
-        self._end()
+        if not self._finished:
+            for track in list(self._tracks):
+                self._finish_track(track, mark)
+            self._finished = True
+            self._end()
+            self.sink.end()
 
     def _end(self) -> None:
         """No recording from here on."""
@@ -232,34 +235,59 @@ class Drain:
         if tracer is not None:
             tracer.disable()
 
-    def _give_up(self, error: BaseException | None) -> None:
-        if not self.ended or not self._closed:
-            self._closed = True
-            self._end()
-            for track in self._tracks:
-                track.buffer.clear()
-            what = f"{type(error).__name__}: {error}" if error is not None else "no answer"
-            trouble(f"{self.sink.path or 'the trace'} could not be written ({what}). The recording ended here.")
+    def _look_at_sinks(self) -> None:
+        for sink in (*self._former, self.sink):
+            if sink.error is not None:
+                raise sink.error
+            if sink.pending > MOST_PENDING:
+                raise TimeoutError(f"{sink.pending} bytes wait for the file")
+        self._former = [sink for sink in self._former if not sink.done]
+
+    def _give_up(self, error: BaseException) -> None:
+        """End the recording, with one warning; the file gets its end where it takes one."""
+        try:
+            self._failures.pop()
+        except IndexError:
+            return
+        self._finished = True
+        self._end()
+        for sink in (*self._former, self.sink):
+            sink.end()
+            if isinstance(error, TimeoutError):
+                sink.abandon()
+        trouble(
+            f"{self.sink.path or 'the trace'} could not be written ({type(error).__name__}: {error}). "
+            "The recording ended here."
+        )
 
     def _switch(self, sink: Sink) -> None:
+        if self.ended:
+            sink.write(b"[\n" + b",\n".join(self._head_lines()))
+            sink.end()
+            return
         now_ns = self._clock()
-        opened = [(track, list(track.pairing.open)) for track in self._tracks]
-        for track, _ in opened:
-            self._write(track, Batch(*_EMPTY, track.pairing.finish(now_ns, {"continued": True})))
-        self.sink.close(0.0)
+        opened = {track: track.pairing.open for track in list(self._tracks)}
+        for track in opened:
+            self._write(track, track.pairing.finish(now_ns, {"continued": True}))
+        self.sink.end()
+        self._former.append(self.sink)
         self.sink = sink
         self._events = 0
         self._head()
-        for track, spans in opened:
+        for track, spans in opened.items():
             track.pairing.open = spans
-            singles = [Single(at, "B", s.ident, now_ns, 0, s.payload, s.lane) for at, s in enumerate(spans)]
-            self._write(track, Batch(*_EMPTY, singles))
+            begins = [Single(at, "B", s.ident, now_ns, 0, s.payload, s.lane) for at, s in enumerate(spans)]
+            self._write(track, Batch(*NO_ROWS, begins))
 
     # ---- events ----------------------------------------------------------------------------------------------------
-    def _put(self, line: bytes) -> None:
-        self.sink.write(b",\n" + line)
+    def _put(self, *lines: bytes) -> None:
+        self.sink.write(b"".join(b",\n" + line for line in lines))
 
     def _head(self) -> None:
+        # one write: an opening bracket alone is refused by Perfetto
+        self.sink.write(b"[\n" + b",\n".join(self._head_lines()))
+
+    def _head_lines(self) -> list[bytes]:
         process = self._process
         args = {
             "name": process.name,
@@ -279,9 +307,7 @@ class Drain:
                 track.tids.append(self._tid())
             for lane in range(len(track.tids)):
                 lines += self._track_lines(track, lane)
-        # one write: an opening bracket alone is refused by Perfetto
-        self.sink.write(b"[\n" + b",\n".join(lines))
-        self._head_written = True
+        return lines
 
     def _tid(self) -> int:
         self._next_tid += 1
@@ -290,8 +316,7 @@ class Drain:
     def _lane(self, track: Track, lane: int) -> int:
         while len(track.tids) <= lane:
             track.tids.append(self._tid())
-            for line in self._track_lines(track, len(track.tids) - 1):
-                self._put(line)
+            self._put(*self._track_lines(track, len(track.tids) - 1))
         return track.tids[lane]
 
     def _track_lines(self, track: Track, lane: int) -> list[bytes]:
@@ -307,63 +332,56 @@ class Drain:
 
     def _write(self, track: Track, batch: Batch) -> None:
         """Encode a batch and give it to the sink, up to ``max_events``."""
-        room = self._max_events - self._events
-        count = len(batch.ident) + len(batch.singles)
+        singles, positions = batch.singles, batch.position
+        count = len(positions) + len(singles)
         if count == 0:
             return
-        singles = batch.singles
-        positions = batch.position
-        parts: list[bytes] = []
-        lines = b""
         self._lane(track, 0)
-        if len(positions):
-            start_ns = np.maximum(batch.start_ns + self._shift_ns, 0)
-            table = self._table(track)
-            if int(start_ns[-1]) < _END_OF_ROWS_NS:
-                lines = table.rows.encode(batch.ident, start_ns, batch.duration_ns)
-            else:  # a run of months
-                singles, positions = _as_singles(batch), positions[:0]
-        if count > room:
-            self._write_last(track, batch, room)
+        if self._events + count > self._max_events and not self.ended:
+            self._write_last(track, batch)
             return
         self._events += count
+        lines = b""
+        if len(positions):
+            start_ns = np.maximum(batch.start_ns + self._shift_ns, 0)
+            if int(start_ns[-1]) < _END_OF_ROWS_NS:
+                lines = self._rows(track).encode(batch.ident, start_ns, batch.duration_ns)
+            else:  # a run of months
+                singles, positions = _as_singles(batch), positions[:0]
         if not singles:
             self.sink.write(lines)
             return
-        ends = encode.row_ends(lines) if lines else _EMPTY[0]
+        ends = encode.row_ends(lines)
         before = np.searchsorted(positions, [single.position for single in singles])
+        parts: list[bytes] = []
         done = 0
         for single, rows_before in zip(singles, before.tolist(), strict=True):
             end = int(ends[rows_before - 1]) if rows_before else 0
-            if end > done:
-                parts.append(lines[done:end])
-                done = end
-            parts.append(b",\n" + self._single(track, single))
+            parts += (lines[done:end], b",\n", self._single(track, single))
+            done = end
         parts.append(lines[done:])
         self.sink.write(b"".join(parts))
 
-    def _write_last(self, track: Track, batch: Batch, room: int) -> None:
+    def _write_last(self, track: Track, batch: Batch) -> None:
         """Write what there is room for, close what is open, and end the recording."""
-        events = _as_singles(batch)
-        # an end is written whatever the room is: there is one begin before it, in this batch or in the file
+        room = self._max_events - self._events
         kept: list[Single] = []
-        begun = {(span.ident, span.lane) for span in track.pairing.open}
-        for single in events:
+        lost: set[tuple[int, int]] = set()  # spans that stay open, without their begin in the file
+        for single in _as_singles(batch):
+            # an end is written whatever the room is: its begin is in the file
             if single.phase == "E" or len(kept) < room:
                 kept.append(single)
             else:
                 track.dropped += 1
                 if single.phase == "B":
-                    begun.discard((single.ident, single.lane))
-        track.pairing.open = [span for span in track.pairing.open if (span.ident, span.lane) in begun]
-        for single in kept:
-            self._put(self._single(track, single))
+                    lost.add((single.ident, single.lane))
+        track.pairing.open = [span for span in track.pairing.open if (span.ident, span.lane) not in lost]
+        self._put(*(self._single(track, single) for single in kept))
         self._events += len(kept)
-        now_ns = self._clock()
         self._end()
-        for each in self._tracks:
-            for single in each.pairing.finish(now_ns, {"unfinished": True}):
-                self._put(self._single(each, single))
+        now_ns = self._clock()
+        for each in list(self._tracks):
+            self._write(each, each.pairing.finish(now_ns, _UNFINISHED))
         name = f"recording ended: max_events={self._max_events}"
         self._put(self._instant(track, 0, name, "timekeeper", now_ns, {"max_events": self._max_events}))
         trouble(
@@ -371,38 +389,36 @@ class Drain:
             "windows (enable=, disable=, schedule=) or begin a new file now and then ({epoch} or {step} in filename)."
         )
 
-    def _table(self, track: Track) -> _Table:
-        table = self._tables.get(track)
-        if table is None or table.size < len(track.names):
-            names = list(track.names)
+    def _rows(self, track: Track) -> encode.Rows:
+        table = self._tables.setdefault(track, _Table())
+        new = track.names[len(table.prefixes) :]
+        if new:
             pid, tid = self._process.pid, track.tids[0]
-            prefixes = [b"" if name is None else encode.complete_prefix(*name, pid, tid) for name in names]
-            table = self._tables[track] = _Table(len(names), encode.Rows(prefixes))
-        return table
+            table.prefixes += [encode.complete_prefix(*name, pid, tid) for name in new]
+            table.rows = encode.Rows(table.prefixes)
+        return table.rows
 
     def _single(self, track: Track, single: Single) -> bytes:
-        payload, args = single.payload, _NO_MARK
+        payload = single.payload
+        pid, time_ns = self._process.pid, self._ts(single.start_ns)
+        if single.phase == "E":  # the viewers take it for the innermost open span's
+            return encode.event("E", None, pid, self._lane(track, single.lane), time_ns, args=payload)
         if single.phase == "P":
             kind, name, category, args = payload
             if kind == "C":
-                pid, tid = self._process.pid, track.tids[0]
-                return encode.event("C", name, pid, tid, self._ts(single.start_ns), args=args)
-            return self._instant(track, single.lane, name, category, single.start_ns, args)
-        named = track.names[single.ident]
-        name, category = named if named is not None else ("", "")
-        if isinstance(payload, tuple):
-            name, category, args = payload
-        elif payload:
-            args = payload
-        length = single.duration_ns if single.phase == "X" else None
+                return encode.event("C", name, pid, track.tids[0], time_ns, args=args)
+            return self._instant(track, 0, name, category, single.start_ns, args)
+        if single.ident < len(track.names):
+            payload = (*track.names[single.ident], payload)
+        name, category, args = payload
         return encode.event(
             single.phase,
             name,
-            self._process.pid,
+            pid,
             self._lane(track, single.lane),
-            self._ts(single.start_ns),
+            time_ns,
             category=category,
-            duration_ns=length,
+            duration_ns=single.duration_ns if single.phase == "X" else None,
             args=args,
         )
 
@@ -420,20 +436,24 @@ def _as_singles(batch: Batch) -> list[Single]:
     return sorted([*singles, *batch.singles], key=lambda single: single.position)
 
 
-@dataclass(frozen=True)
 class _Table:
-    size: int
-    rows: encode.Rows
+    """What a track's names are encoded to, as far as they are known."""
+
+    def __init__(self) -> None:
+        self.prefixes: list[bytes] = []
+        self.rows: encode.Rows
 
 
-_EMPTY = (np.empty(0, dtype=np.int64),) * 4
 _drains: weakref.WeakSet[Drain] = weakref.WeakSet()
 
 
 def _close_all() -> None:
+    until_s = time.monotonic() + 30.0
     for drain in list(_drains):
-        if not drain._closed:
-            drain.close(30.0, {"unfinished": True})
+        if not drain._finished:
+            drain.close(until_s - time.monotonic(), _UNFINISHED)
 
 
 atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drains.clear)

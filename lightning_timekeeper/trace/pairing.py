@@ -14,17 +14,24 @@ own: both viewers drop a slice that overlaps its neighbour by a single nanosecon
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from collections import deque
+
 END = 1
 PAYLOAD = 2  # an object for this half event waits in the track's side queue
 POINT = 4  # an instant or a counter: no partner
-KINDS = 7
+
+EXPECTED = 16
+"""Batches after the latest crossing in which more are expected."""
+
+NESTED_LANES = 8
+"""Lanes that are looked at for one in which a span nests: a thousand tasks get a thousand lanes in linear time."""
 
 Int64s = NDArray[np.int64]
 
@@ -66,6 +73,9 @@ class Batch(NamedTuple):
     singles: list[Single]
 
 
+NO_ROWS = (np.empty(0, dtype=np.int64),) * 4
+
+
 @dataclass(slots=True)
 class Open:
     """A span that had not ended when it was last looked at."""
@@ -73,9 +83,9 @@ class Open:
     ident: int
     start_ns: int
     payload: Any
-    lane: int = 0
-    position: int = -1
-    written: bool = True  # its B is in the file
+    lane: int
+    position: int
+    written: bool = False  # its B is in the file
 
 
 @dataclass(slots=True)
@@ -84,52 +94,55 @@ class Pairing:
 
     Attributes:
         open: The open spans, the outermost first.
-        crossing: Spans of this thread do not nest (seen lately, or announced by a coroutine): each span that is open
-            at a drain gets a lane of its own, because nobody knows yet which of them will end first.
+        crossing: For how many batches more spans that do not nest are expected (they were seen, or announced by a
+            coroutine): then each span that is open at a drain gets a lane of its own, because nobody knows yet which
+            of them will end first.
         last_ns: The latest time seen.
     """
 
     open: list[Open] = field(default_factory=list)
-    crossing: bool = False
+    crossing: int = 0
     last_ns: int = -(1 << 63)
 
-    def feed(self, flat: list[int], side: deque[Any]) -> Batch:
+    def feed(self, flat: list[int], side: deque[tuple[int, Any]], *, crossing: bool = False) -> Batch:
         """Match one batch of half events.
 
         Args:
             flat: ``code, time_ns`` alternating.
-            side: The thread's side queue; one object is taken from it for each code with ``PAYLOAD``.
+            side: The thread's side queue; one payload is taken from it for each code with ``PAYLOAD``.
+            crossing: Spans that do not nest are announced.
 
         Returns:
             What can be written now. A span without a partner is in it as a ``B`` and stays in :attr:`open`.
         """
         halves = np.array(flat, dtype=np.int64)
         code, time_ns = halves[0::2], halves[1::2]
-        if len(time_ns) and (time_ns[0] < self.last_ns or bool((time_ns[1:] < time_ns[:-1]).any())):
-            # a generator closed by another thread's garbage collection wrote here: keep the track in order
-            time_ns = np.maximum.accumulate(np.maximum(time_ns, self.last_ns))
         if len(time_ns):
+            if time_ns[0] < self.last_ns or bool((time_ns[1:] < time_ns[:-1]).any()):
+                # a signal handler or a finaliser recorded between another's look at the clock and its store
+                time_ns = np.maximum.accumulate(np.maximum(time_ns, self.last_ns))
             self.last_ns = int(time_ns[-1])
-        payloads = {int(at): side.popleft() for at in np.flatnonzero(code & PAYLOAD)}
+        payloads = {at: take(side, int(code[at])) for at in np.flatnonzero(code & PAYLOAD).tolist()}
+        if crossing:
+            self.crossing = EXPECTED
+        batch = None
         if not any(span.lane for span in self.open):
             batch = self._nested(code, time_ns, payloads)
-            if batch is not None:
-                return batch
-        return self._crossing(code.tolist(), time_ns.tolist(), payloads)
+        return batch if batch is not None else self._crossed(code.tolist(), time_ns.tolist(), payloads)
 
-    def finish(self, now_ns: int, payload: Any) -> list[Single]:
-        """Close every open span, the innermost first.
+    def finish(self, now_ns: int, mark: dict[str, Any], since_ns: int | None = None) -> Batch:
+        """Close open spans, the innermost first.
 
         Args:
             now_ns: The end that they get, at least the latest time seen.
-            payload: Arguments that mark them.
+            mark: Arguments added to them.
+            since_ns: Close only what began then or later; by default all.
         """
-        now_ns = max(now_ns, self.last_ns)
-        singles = [
-            Single(at, "E", span.ident, now_ns, 0, payload, span.lane) for at, span in enumerate(reversed(self.open))
-        ]
-        self.open.clear()
-        return singles
+        self.last_ns = now_ns = max(now_ns, self.last_ns)
+        closed = [span for span in reversed(self.open) if since_ns is None or span.start_ns >= since_ns]
+        self.open = [span for span in self.open if since_ns is not None and span.start_ns < since_ns]
+        ends = [Single(at, "E", span.ident, now_ns, 0, mark, span.lane) for at, span in enumerate(closed)]
+        return Batch(*NO_ROWS, ends)
 
     def _nested(self, code: Int64s, time_ns: Int64s, payloads: dict[int, Any]) -> Batch | None:
         """Match by depth.
@@ -171,7 +184,7 @@ class Pairing:
         ends = partner[begins]
         if self.crossing and np.count_nonzero(ends < 0) > 1:
             return None
-        self.crossing = False
+        self.crossing = max(0, self.crossing - 1)
         plain = ends >= 0
         # what is not simply a complete span without arguments: carried over, still open, or with a payload
         plain[:carried] = False
@@ -184,7 +197,7 @@ class Pairing:
             if at < carried:
                 span = self.open[at]
             else:
-                span = Open(int(ident[begin]), int(time_ns[begin]), payloads.get(here), 0, here, written=False)
+                span = Open(int(ident[begin]), int(time_ns[begin]), payloads.get(here), 0, here)
             if end < 0:
                 still.append(span)
                 if not span.written:
@@ -197,7 +210,7 @@ class Pairing:
         begins, ends = begins[plain], ends[plain]
         return Batch(position[begins], ident[begins], time_ns[begins], time_ns[ends] - time_ns[begins], singles)
 
-    def _crossing(self, codes: list[int], times_ns: list[int], payloads: dict[int, Any]) -> Batch:
+    def _crossed(self, codes: list[int], times_ns: list[int], payloads: dict[int, Any]) -> Batch:
         """Match ends by ident, one by one, and deal the spans onto lanes."""
         spans = self.open
         for at, span in enumerate(spans):
@@ -212,14 +225,14 @@ class Pairing:
             if code & POINT:
                 singles.append(Single(at, "P", ident, times_ns[at], 0, payloads.get(at), 0))
             elif not code & END:
-                span = Open(ident, times_ns[at], payloads.get(at), -1, at, written=False)
+                span = Open(ident, times_ns[at], payloads.get(at), -1, at)
                 spans.append(span)
                 latest.setdefault(ident, []).append(span)
             elif latest.get(ident):  # an end without its begin is dropped: it was recorded before the recording began
                 end_of[latest[ident].pop().position] = at
 
         forever = len(codes)
-        lanes: dict[int, list[int]] = {}  # lane -> positions of the ends of the spans open on it, the outermost first
+        lanes = _Lanes(forever)
         crossed = False
         self.open = []
         waiting = [(span.position, at, span) for at, span in enumerate(spans)]  # sorted, so a heap
@@ -229,18 +242,19 @@ class Pairing:
             if span.written:
                 # spans share a lane though both were open at a drain only where no crossing had been seen lately;
                 # where they do cross, the upper one is continued on another lane
-                below = lanes[span.lane][-1] if lanes.get(span.lane) else forever
+                below = lanes.top(span.lane)
                 if below < end:
                     crossed = True
-                    singles.append(Single(below - 0.5, "E", span.ident, times_ns[below], 0, None, span.lane))
+                    mark = {"continued": True}
+                    singles.append(Single(below - 0.5, "E", span.ident, times_ns[below], 0, mark, span.lane))
                     end_of[below] = end  # no span begins where another ends
-                    rest = Open(span.ident, times_ns[below], span.payload, -1, below, written=False)
+                    rest = Open(span.ident, times_ns[below], span.payload, -1, below)
                     heapq.heappush(waiting, (below, at, rest))
                     continue
+                lanes.put(span.lane, end)
             else:
-                span.lane = _free_lane(lanes, begin, end, forever)
+                span.lane = lanes.free(begin, end)
                 crossed = crossed or span.lane > 0
-            lanes.setdefault(span.lane, []).append(end)
             if end < forever:
                 singles.append(_closed(span, end, times_ns[end], payloads))
                 continue
@@ -248,10 +262,54 @@ class Pairing:
             if not span.written:
                 singles.append(Single(begin, "B", span.ident, span.start_ns, 0, span.payload, span.lane))
                 span.written = True
-        self.crossing = crossed or any(span.lane for span in self.open)
+        self.crossing = EXPECTED if crossed or any(span.lane for span in self.open) else max(0, self.crossing - 1)
         singles.sort(key=lambda single: single.position)
-        empty = np.empty(0, dtype=np.int64)
-        return Batch(empty, empty, empty, empty, singles)
+        return Batch(*NO_ROWS, singles)
+
+
+class _Lanes:
+    """Which of a track's lanes are taken, while spans are dealt onto them in begin order.
+
+    Args:
+        forever: The end of the spans that are still open.
+    """
+
+    def __init__(self, forever: int) -> None:
+        self._forever = forever
+        self._ends: list[list[int]] = []  # of the spans that lie on a lane, the outermost first
+        self._taken: list[tuple[int, int]] = []  # heap of (end, lane)
+        self._empty: list[int] = []  # heap; may name lanes that were taken since
+
+    def top(self, lane: int) -> int:
+        """The end of the innermost span on a lane."""
+        return self._ends[lane][-1] if lane < len(self._ends) and self._ends[lane] else self._forever
+
+    def put(self, lane: int, end: int) -> None:
+        """Take a lane until ``end``."""
+        while len(self._ends) <= lane:
+            heapq.heappush(self._empty, len(self._ends))
+            self._ends.append([])
+        self._ends[lane].append(end)
+        heapq.heappush(self._taken, (end, lane))
+
+    def free(self, begin: int, end: int) -> int:
+        """Take the first lane on which a span nests in, or lies apart from, what is there."""
+        while self._taken and self._taken[0][0] < begin:
+            lane = heapq.heappop(self._taken)[1]
+            self._ends[lane].pop()
+            if not self._ends[lane]:
+                heapq.heappush(self._empty, lane)
+        while self._empty and self._ends[self._empty[0]]:
+            heapq.heappop(self._empty)
+        lane = self._empty[0] if self._empty else len(self._ends)
+        # two spans that are both open may still cross
+        if end < self._forever:
+            for each in range(min(lane, NESTED_LANES)):
+                if end < self._ends[each][-1]:
+                    lane = each
+                    break
+        self.put(lane, end)
+        return lane
 
 
 def _closed(span: Open, end: int, end_ns: int, payloads: dict[int, Any]) -> Single:
@@ -265,14 +323,11 @@ def _closed(span: Open, end: int, end_ns: int, payloads: dict[int, Any]) -> Sing
     return Single(span.position, "X", span.ident, span.start_ns, end_ns - span.start_ns, payload, span.lane)
 
 
-def _free_lane(lanes: dict[int, list[int]], begin: int, end: int, forever: int) -> int:
-    """The first lane on which a span from ``begin`` to ``end`` nests in, or lies apart from, what is there."""
-    lane = 0
-    while True:
-        ends = lanes.setdefault(lane, [])
-        while ends and ends[-1] < begin:
-            ends.pop()
-        # two spans that are both open may still cross
-        if not ends or (end < ends[-1] and end < forever):
-            return lane
-        lane += 1
+def take(side: deque[tuple[int, Any]], code: int) -> Any:
+    """Remove a half event's payload from the side queue: nearly always the first."""
+    for at in range(len(side)):
+        if side[at][0] == code:
+            payload = side[at][1]
+            del side[at]
+            return payload
+    return None  # a deque that an exception in the recording thread left without it

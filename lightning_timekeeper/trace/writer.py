@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -34,23 +35,35 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class Sink(Protocol):
-    """Takes the bytes of a trace; all methods may be called from any thread."""
+    """Takes the bytes of a trace.
+
+    Attributes:
+        path: Of the file, None for memory.
+        error: What ended the writing.
+        pending: Bytes that were given and are not written.
+        done: The file is closed, whole or not.
+    """
 
     path: str | None
     error: BaseException | None
 
+    done: bool
+
     @property
     def pending(self) -> int:
-        """Bytes that were given and are not written."""
+        """See above."""
 
     def write(self, data: bytes) -> None:
         """Take whole events."""
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was given is written; False where it is not."""
+    def end(self) -> None:
+        """End the array and the file; nothing is taken any more. A second call does nothing."""
 
-    def close(self, timeout_s: float) -> bool:
-        """End the array and the file; False where it is not whole."""
+    def abandon(self) -> None:
+        """Forget what waits for the file."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all that was given, the end too, is written; False where it is not."""
 
 
 def is_url(path: str) -> bool:
@@ -80,7 +93,7 @@ def trouble(message: str) -> None:
     """One warning, which ends nothing, also where the user made warnings errors."""
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    except RuntimeWarning:
+    except Exception:  # noqa: BLE001 - the warning itself, or whatever shows warnings here
         with contextlib.suppress(Exception):
             print(f"RuntimeWarning: {message}", file=sys.stderr)  # noqa: T201
 
@@ -99,18 +112,19 @@ class FileSink:
     def __init__(self, path: str, opener: Callable[[str], Any] | None = None) -> None:
         self.path: str | None = path
         self.error: BaseException | None = None
+        self.done = False
         self._final = path
         self._opener = opener
         self._local = opener is None and not is_url(path)
         self._compress = path.endswith(".gz")
+        # what to write, who waits until what came before is written, or the end; see Drain for why no Event
         self._jobs: queue.SimpleQueue[bytes | queue.SimpleQueue[bool] | None] = queue.SimpleQueue()
         self._given = 0
         self._written = 0
-        self._closing = False
-        self._ready = threading.Event()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="timekeeper-file", daemon=True)
-        self._thread.start()
+        self._ending = False
+        self._abandoned = False
+        self._opened: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="timekeeper-file", daemon=True).start()
         _open_files.add(self)
 
     def opened(self, timeout_s: float = 60.0) -> None:
@@ -119,8 +133,11 @@ class FileSink:
         Raises:
             OSError: Where it cannot be opened, or not in time.
         """
-        if not self._ready.wait(timeout_s):
-            raise TimeoutError(f"{self._final}: not open after {timeout_s:g} s")
+        try:
+            self._opened.get(timeout=timeout_s)
+        except queue.Empty:
+            self.abandon()
+            raise TimeoutError(f"{self._final}: not open after {timeout_s:g} s") from None
         if self.error is not None:
             raise self.error
 
@@ -131,34 +148,44 @@ class FileSink:
 
     def write(self, data: bytes) -> None:
         """Take whole events."""
-        if self.error is None and not self._closing:
+        if not self._ending and not self.done:
             self._given += len(data)
             self._jobs.put(data)
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was given is written."""
-        if self._done.is_set():
-            return self.error is None
-        reply: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._jobs.put(reply)
-        with contextlib.suppress(queue.Empty):
-            return reply.get(timeout=max(timeout_s, 0.0))
-        return False
-
-    def close(self, timeout_s: float) -> bool:
+    def end(self) -> None:
         """End the array and the file."""
-        if not self._closing:
-            self._closing = True
+        if not self._ending:
+            self._ending = True
             self._jobs.put(TAIL)
             self._jobs.put(None)
-        return self._done.wait(max(timeout_s, 0.0)) and self.error is None
+
+    def abandon(self) -> None:
+        """Forget what waits for the file."""
+        self._ending = self._abandoned = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if isinstance(job, queue.SimpleQueue):
+                    job.put(False)
+        self._jobs.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all that was given, the end too, is written."""
+        if self._abandoned:
+            return False
+        reply: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._jobs.put(reply)
+        if not self.done:  # looked at after the put: then the thread answers what it finds when it ends
+            with contextlib.suppress(queue.Empty):
+                return reply.get(timeout=min(max(timeout_s, 0.0), 1e6))
+        return self.done and self.error is None
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         file = None
         try:
             file = self._open()
-            self._ready.set()
+            self._opened.put(True)
             self._work(file)
             file.close()
             if self._compress and self._local:
@@ -168,11 +195,11 @@ class FileSink:
             if file is not None:
                 with contextlib.suppress(Exception):
                     file.close()
-        finally:
-            self._ready.set()
-            self._done.set()
-            while not self._jobs.empty():
-                job = self._jobs.get()
+        self.done = True
+        self._opened.put(True)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
                 if isinstance(job, queue.SimpleQueue):
                     job.put(self.error is None)
 
@@ -188,7 +215,7 @@ class FileSink:
                 os.makedirs(directory, exist_ok=True)
             if self._compress:
                 if os.path.lexists(path):
-                    raise FileExistsError(17, "File exists", path)
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
                 path = path[: -len(".gz")]
             # unbuffered: what is written survives a SIGKILL, and a forked child has no buffer to write again
             return open(path, "xb", buffering=0)
@@ -197,38 +224,37 @@ class FileSink:
 
             filesystem, inner = fsspec.core.url_to_fs(path)
             if filesystem.exists(inner):
-                raise FileExistsError(17, "File exists", path)
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             filesystem.makedirs(filesystem._parent(inner), exist_ok=True)
             file = filesystem.open(inner, "wb")
         return _Gzipped(file) if self._compress else file
 
     def _work(self, file: Any) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
+        flush = getattr(file, "flush", None)
+        while (job := self._jobs.get()) is not None:
             if isinstance(job, queue.SimpleQueue):
-                flush = getattr(file, "flush", None)
-                if flush is not None:
-                    flush()
                 job.put(True)
                 continue
             left = memoryview(job)
             while left:
                 count = file.write(left)
+                if count == 0:
+                    raise OSError(errno.EIO, "the file takes nothing", self._final)
                 # a raw file may take a part; one that returns no count took all
-                left = left[count if isinstance(count, int) and 0 <= count < len(left) else len(left) :]
+                left = left[count if isinstance(count, int) and 0 < count < len(left) else len(left) :]
+            if flush is not None:  # what an opener's file keeps back is lost in a SIGKILL, and written twice by a fork
+                flush()
             self._written += len(job)
 
     def _final_gzip(self) -> None:
         plain = self._final[: -len(".gz")]
         directory = os.path.dirname(self._final) or "."
-        handle, temporary = tempfile.mkstemp(suffix=".gz.part", dir=directory)
+        handle, temporary = tempfile.mkstemp(prefix=os.path.basename(self._final) + ".", suffix=".part", dir=directory)
         try:
             with os.fdopen(handle, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, 0) as out, open(plain, "rb") as source:
                 shutil.copyfileobj(source, out, 1 << 20)
             os.chmod(temporary, os.stat(plain).st_mode & 0o777)
-            os.link(temporary, self._final)  # unlike a rename, it never replaces a file
+            _rename(temporary, self._final)
         except OSError as error:
             self.path = plain
             trouble(f"{self._final} could not be compressed ({error}); the trace is {plain}.")
@@ -259,28 +285,28 @@ class Memory:
         self.path: str | None = None
         self.error: BaseException | None = None
         self.pending = 0
+        self.done = False
         self._parts: list[bytes] = []
-        self._zip: Any = zlib.compressobj(1, zlib.DEFLATED, 31)
+        self._zip = zlib.compressobj(1, zlib.DEFLATED, 31)
 
     def write(self, data: bytes) -> None:
-        """Take whole events."""
-        if self._zip is not None:
-            self._parts.append(self._zip.compress(data))
+        """Take whole events, readable at once: flushing the compressor costs 5 bytes."""
+        if not self.done:
+            self._parts.append(self._zip.compress(data) + self._zip.flush(zlib.Z_SYNC_FLUSH))
 
-    def flush(self, timeout_s: float = 0.0) -> bool:
-        """Make all that was given readable."""
-        del timeout_s
-        if self._zip is not None:
-            self._parts.append(self._zip.flush(zlib.Z_SYNC_FLUSH))
-        return True
-
-    def close(self, timeout_s: float = 0.0) -> bool:
+    def end(self) -> None:
         """End the array."""
-        del timeout_s
-        if self._zip is not None:
+        if not self.done:
             self.write(TAIL)
+            self.done = True
             self._parts.append(self._zip.flush())
-            self._zip = None
+
+    def abandon(self) -> None:
+        """Nothing waits."""
+
+    def wait(self, timeout_s: float = 0.0) -> bool:
+        """There is nothing to wait for."""
+        del timeout_s
         return True
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -290,15 +316,29 @@ class Memory:
         return iter(read_events(io.BytesIO(b"".join(self._parts))))
 
 
+def _rename(source: str, target: str) -> None:
+    """Give a file another name, but never one that there is."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        os.rename(source, target)
+
+
 _open_files: weakref.WeakSet[FileSink] = weakref.WeakSet()
 
 
 def _finish_files() -> None:
-    """At exit: what is being closed, a compression say, gets the time to finish."""
-    until_s = time.monotonic() + 60
+    """At exit: what is being ended, a compression say, gets the time to finish."""
+    until_s = time.monotonic() + 60.0
     for sink in list(_open_files):
-        if sink._closing:
-            sink._done.wait(max(0.0, until_s - time.monotonic()))
+        if sink._ending:
+            sink.wait(until_s - time.monotonic())
 
 
 atexit.register(_finish_files)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open_files.clear)
