@@ -11,15 +11,50 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning_timekeeper.timeline import TimelineTrace as TimelineTrace
     from lightning_timekeeper.timer import Timer as Timer
+    from lightning_timekeeper.trace.reader import read_events as read_events
+    from lightning_timekeeper.trace.tracer import Tracer as Tracer
+    from lightning_timekeeper.trace.tracer import counter as counter
+    from lightning_timekeeper.trace.tracer import get_tracer as get_tracer
+    from lightning_timekeeper.trace.tracer import instant as instant
+    from lightning_timekeeper.trace.tracer import iterate as iterate
+    from lightning_timekeeper.trace.tracer import span as span
+    from lightning_timekeeper.triggers import At as At
+    from lightning_timekeeper.triggers import Every as Every
+    from lightning_timekeeper.triggers import Trigger as Trigger
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "At": "triggers",
+    "Every": "triggers",
+    "TimelineTrace": "timeline",
     "Timer": "timer",
+    "Tracer": "trace.tracer",
+    "Trigger": "triggers",
+    "counter": "trace.tracer",
+    "get_tracer": "trace.tracer",
+    "instant": "trace.tracer",
+    "iterate": "trace.tracer",
+    "read_events": "trace.reader",
+    "span": "trace.tracer",
 }
 
-__all__ = ["Timer"]
+__all__ = [
+    "At",
+    "Every",
+    "TimelineTrace",
+    "Timer",
+    "Tracer",
+    "Trigger",
+    "counter",
+    "get_tracer",
+    "instant",
+    "iterate",
+    "read_events",
+    "span",
+]
 
 
 def __getattr__(name: str) -> object:
