@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_timekeeper.trace import encode
-from lightning_timekeeper.trace.pairing import END, NO_ROWS, PAYLOAD, Batch, Single, take
+from lightning_timekeeper.trace.pairing import NO_ROWS, Batch, Single, take
+from lightning_timekeeper.trace.tracer import END, PAYLOAD
 from lightning_timekeeper.trace.writer import MOST_PENDING, Sink, trouble
 
 if TYPE_CHECKING:
@@ -402,7 +403,7 @@ class Drain:
         payload = single.payload
         pid, time_ns = self._process.pid, self._ts(single.start_ns)
         if single.phase == "E":  # the viewers take it for the innermost open span's
-            return encode.event("E", None, pid, self._lane(track, single.lane), time_ns, args=payload)
+            return encode.event("E", "", pid, self._lane(track, single.lane), time_ns, args=payload)
         if single.phase == "P":
             kind, name, category, args = payload
             if kind == "C":

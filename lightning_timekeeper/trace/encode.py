@@ -126,7 +126,7 @@ def microseconds(time_ns: int) -> str:
 
 def event(
     phase: str,
-    name: str | None,
+    name: str,
     pid: int,
     tid: int,
     time_ns: int | None = None,
@@ -140,7 +140,7 @@ def event(
 
     Args:
         phase: The format's letter: X, B, E, i, C, M, s, f.
-        name: Of the event; cleaned here. An E has none.
+        name: Of the event; cleaned here. An E is written without one.
         pid: Process, 1 to 2**32 - 1.
         tid: Track, 1 to 2**32 - 1.
         time_ns: Since the file's base, ns, from 0; metadata has none.
@@ -152,7 +152,7 @@ def event(
     parts = [f'{{"ph":"{phase}"']
     if category:
         parts.append(f',"cat":{_quoted(clean_name(category))}')
-    if name is not None:
+    if phase != "E":
         parts.append(f',"name":{_quoted(clean_name(name))}')
     parts.append(f',"pid":{pid},"tid":{tid}')
     if time_ns is not None:

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_timekeeper.trace.tracer import END, PAYLOAD, POINT
+
 if TYPE_CHECKING:
     from collections import deque
-
-END = 1
-PAYLOAD = 2  # an object for this half event waits in the track's side queue
-POINT = 4  # an instant or a counter: no partner
 
 EXPECTED = 16
 """Batches after the latest crossing in which more are expected."""
