@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

@@ -29,12 +29,12 @@ class Watch(NamedTuple):
 
     Attributes:
         before: Outside its span; returns whether to record the action.
-        ending: Inside it, at its end.
+        ending: Inside it, at its end; is given the class of the exception that ends it, or None.
         after: Outside it.
     """
 
     before: Callable[[], bool] | None = None
-    ending: Callable[[], None] | None = None
+    ending: Callable[[type[BaseException] | None], None] | None = None
     after: Callable[[], None] | None = None
 
 
@@ -43,18 +43,23 @@ class _Action:
 
     __slots__ = ("__enter__", "__exit__", "begin", "end")
 
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(
+        self, begin: Callable[[], None], end: Callable[[], None], fail: Callable[[type[BaseException]], None]
+    ) -> None:
         self.begin, self.end = begin, end
 
-        def leave(kind: object, value: object, traceback: object) -> None:
-            end()
+        def leave(kind: type[BaseException] | None, value: object, traceback: object) -> None:
+            if kind is None:
+                end()
+            else:
+                fail(kind)
 
         self.__enter__, self.__exit__ = begin, leave
 
 
 class _Unrecorded(_Action):
     def __init__(self) -> None:
-        super().__init__(_nothing, _nothing)
+        super().__init__(_nothing, _nothing, lambda kind: None)
 
 
 def _nothing() -> None:
@@ -75,7 +80,7 @@ class _Both:
         return value
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
-        self._ours.end()
+        self._ours.__exit__(kind, value, traceback)
         return self._theirs.__exit__(kind, value, traceback)
 
 
@@ -136,6 +141,9 @@ class RecordingProfiler(Profiler):
         """The user's profiler's."""
         self.inner.teardown(stage)
 
+    def __del__(self) -> None:
+        """Lightning's profilers tear themselves down here; that of the user lives on."""
+
     def __getattr__(self, name: str) -> Any:
         if name in ("inner", "actions"):  # not there yet: a copy in the making
             raise AttributeError(name)
@@ -160,11 +168,12 @@ class _Actions(dict[str, _Action]):
             if len(self) >= MOST_ACTIONS:
                 return self._once(name, category)
             begin, end = self._tracer.handle(name, category)
+            fail = self._tracer.track.failing(name, category)
             last = action.rpartition(".")[2]
             watch = self._watches.get(last)
             if watch is None and action.startswith("[LightningModule]"):
                 watch = self._watches.get(f"[LightningModule].{last}")
-            made = _Action(begin, end) if watch is None else _watched(begin, end, watch)
+            made = _Action(begin, end, fail) if watch is None else _watched(begin, end, fail, watch)
         self[action] = made
         return made
 
@@ -178,19 +187,24 @@ class _Actions(dict[str, _Action]):
         def end() -> None:
             track.end(idents.pop())
 
-        return _Action(begin, end)
+        return _Action(begin, end, lambda kind: track.end(idents.pop(), {"error": kind.__name__}))
 
 
-def _watched(begin: Callable[[], None], end: Callable[[], None], watch: Watch) -> _Action:
-    before, ending, after = watch.before, watch.ending or _nothing, watch.after or _nothing
-
+def _watched(
+    begin: Callable[[], None], end: Callable[[], None], fail: Callable[[type[BaseException]], None], watch: Watch
+) -> _Action:
     def watched_begin() -> None:
-        if before is None or before():
+        if watch.before is None or watch.before():
             begin()
 
-    def watched_end() -> None:
-        ending()
-        end()
-        after()
+    def watched_end(kind: type[BaseException] | None = None) -> None:
+        if watch.ending is not None:
+            watch.ending(kind)
+        if kind is None:
+            end()
+        else:
+            fail(kind)
+        if watch.after is not None:
+            watch.after()
 
-    return _Action(watched_begin, watched_end)
+    return _Action(watched_begin, watched_end, watched_end)

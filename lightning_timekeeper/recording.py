@@ -193,6 +193,8 @@ class Recording:
     def begin_batch(self, batch_idx: int, dataloader_idx: int) -> None:
         """The batch of the open step is known."""
         self.in_batch = True
+        if self._batch_args is not None:  # no fetch was seen since: training_step takes its batches itself
+            self.end_step()
         if not self.recording:
             return
         self._begin_step()
@@ -201,9 +203,11 @@ class Recording:
         if dataloader_idx:
             self._batch_args["dataloader"] = dataloader_idx
 
-    def end_step(self) -> None:
+    def end_step(self, error: type[BaseException] | None = None) -> None:
         """The open step is over."""
         if self._step_open():
+            if error is not None:
+                self._batch_args = {**(self._batch_args or {}), "error": error.__name__}
             self._end_through(self._open[-1][0])
         self.between_steps()
 
@@ -235,9 +239,9 @@ class Recording:
         if self.tracer is not None and self._optimizer_open is None and self._hooks:
             self._optimizer_open = self.tracer.track.begin("optimizer", "optimizer", {})
 
-    def _optimizer_ends(self) -> None:
+    def _optimizer_ends(self, error: type[BaseException] | None = None) -> None:
         if self.tracer is not None and self._optimizer_open is not None:
-            self.tracer.track.end(self._optimizer_open)
+            self.tracer.track.end(self._optimizer_open, {"error": error.__name__} if error is not None else None)
             self._optimizer_open = None
 
     # ---- the rest --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_timekeeper.hooks import drop_empty_hooks
 from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.template import Template, free_version, join, versioned, with_rank
 from lightning_timekeeper.trace.tracer import Tracer
@@ -74,6 +75,7 @@ class TimelineTrace(Callback):
         summary: bool = True,
     ) -> None:
         super().__init__()
+        drop_empty_hooks(self)
         try:
             self._trigger: Trigger = as_trigger(trigger, "TimelineTrace(trigger")
             self._enable: Trigger = as_trigger(enable, "TimelineTrace(enable")
@@ -109,6 +111,7 @@ class TimelineTrace(Callback):
         self._run: Recording | None = None
         self._last_tracer: Tracer | None = None
         self._restored: bool | None = None
+        self._was_recording = not self._starts_off
 
     # ---- what users read -------------------------------------------------------------------------------------------
     @property
@@ -128,9 +131,7 @@ class TimelineTrace(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Whether it was recording: all that a resumed run cannot derive from its counters."""
-        if self._run is None or not self._starts_off:
-            return {}
-        return {"recording": self._run.recording}
+        return {"recording": self._was_recording if self._run is None else self._run.wanted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` gave."""
@@ -145,6 +146,7 @@ class TimelineTrace(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file and take the profiler's place."""
         self._close({"unfinished": True})  # of a run that ended without a word
+        self._was_recording = not self._starts_off
         self._restored = None
         stage = str(getattr(stage, "value", stage))
         make, version = self._tracer_factory(trainer, stage)
@@ -233,7 +235,7 @@ class TimelineTrace(Callback):
     def _close(self, mark: dict[str, Any]) -> None:
         self._guard(lambda run: run.close(mark))
         if self._run is not None:
-            self._last_tracer = self._run.tracer
+            self._was_recording, self._last_tracer = self._run.wanted, self._run.tracer
             self._run = None
 
     def _advance(self, run: Recording, trainer: pl.Trainer, *, in_epoch: bool) -> None:

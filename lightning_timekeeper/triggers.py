@@ -67,7 +67,7 @@ class Every(Trigger):
 
     def fires(self, before: Counts, after: Counts, trainer: Any) -> bool:
         """Whether a multiple of n lies between, the latter included."""
-        return after.of(self.unit) // self.n > before.of(self.unit) // self.n
+        return after.of(self.unit) // self.n > max(before.of(self.unit), 0) // self.n
 
 
 @dataclass(frozen=True)
