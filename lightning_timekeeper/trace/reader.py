@@ -59,6 +59,7 @@ class Events:
     An iterator, to be used once. It closes the file at the end, and as a context manager before that.
 
     Attributes:
+        is_object: Whether it is the object form, known from the first event on.
         metadata: The other keys of an object form, as far as they have been met.
         complete: True at the end, where every bracket was closed and no byte was lost.
         lost_bytes: Bytes at the end that could not be read, known at the end. They are bytes of the text; after a
@@ -68,6 +69,7 @@ class Events:
     """
 
     def __init__(self, file: IO[bytes], *, close: bool) -> None:
+        self.is_object = False
         self.metadata: dict[str, Any] = {}
         self.complete = False
         self.lost_bytes = 0
@@ -187,7 +189,7 @@ class Events:
 
     def _values(self) -> Iterator[dict[str, Any]]:
         depth = 0  # of the brackets that hold the events
-        is_object = found = False
+        in_object = found = False
         self._more()
         if self._buf.startswith(_BOM) or _BOM.startswith(self._buf):
             self._at = min(len(_BOM), len(self._buf))
@@ -200,25 +202,25 @@ class Events:
                 events = self._block() or self._event()
                 found = found or bool(events)
                 yield from events
-            elif byte == b'"' and is_object and depth == 1:
+            elif byte == b'"' and in_object and depth == 1:
                 if opening := _EVENTS_KEY.match(self._buf, self._at):
                     self._good(opening.end())
-                    depth, found = 2, True
+                    depth, found, self.is_object = 2, True, True
                 else:
                     self._member()
             elif byte == b"[":
                 end = self._after(_OPENINGS)
                 depth, found = depth + end - self._at, True
                 self._good(end)
-            elif byte == b"]" and depth > is_object:
+            elif byte == b"]" and depth > in_object:
                 self._good(self._at + 1)
                 depth -= 1
             elif byte == b"{":
                 self._good(self._at + 1)
-                depth, is_object = 1, True
-            elif byte == b"}" and is_object and depth == 1:
+                depth, in_object = 1, True
+            elif byte == b"}" and in_object and depth == 1:
                 self._good(self._at + 1)
-                depth, is_object = 0, False
+                depth, in_object = 0, False
                 if not found and "ph" not in self.metadata:
                     raise TraceError(
                         f'no Chrome trace: an object without "traceEvents", its keys are {[*self.metadata]}'
