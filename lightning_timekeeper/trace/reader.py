@@ -246,7 +246,7 @@ class Events:
 
     def _at_an_object(self) -> bool:
         """Whether it is another object form that begins here, and no event: one a line, or after a stray bracket."""
-        return b'"traceEvents"' in self._buf[self._at : self._at + _MARGIN]
+        return _EVENTS_KEY.search(self._buf, self._at, self._at + _MARGIN) is not None
 
     def _block(self) -> list[dict[str, Any]]:
         """The fast path: all events from here to where the last one in the buffer, or a faulty one, begins."""
