@@ -449,7 +449,8 @@ class Timer(LightningTimer):
             return 0, max(1, int(min(_LOOK_EVERY_S, left_s / 2) / max(self._step_s, _LEAST_STEP_S)))
         if not (self._manual or self._logs):  # these need every batch
             # the wall clock may be set at any time, the monotonic one may not
-            self._look_at_s = now_s + (left_s if self._limits.deadline_s is None else min(left_s, _LOOK_EVERY_S))
+            wait_s = left_s if self._limits.deadline_s is None else min(left_s, _LOOK_EVERY_S)
+            self._look_at_s = now_s + wait_s - _RESOLUTION_S
         return 0, 1
 
     def _hear_rank_zero(self, trainer: pl.Trainer, reached: int, planned: int) -> tuple[int, int]:
