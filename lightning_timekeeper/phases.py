@@ -90,5 +90,5 @@ def phase_of(action: str) -> Phase:
 
 
 def short_key(state_key: str) -> str:
-    """A callback's class name: its ``state_key`` may go on with a whole dict of its arguments."""
-    return state_key.split("{", 1)[0]
+    """A callback's class name: its ``state_key`` may begin with where it is defined, and go on with its arguments."""
+    return state_key.split("{", 1)[0].rpartition("<locals>.")[2]

@@ -46,6 +46,8 @@ class Recording:
         self._batch_args: dict[str, Any] | None = None
         self._hooks: list[Any] = []
         self._optimizer_open: int | None = None
+        self._since_ns: int | None = None
+        self._stop_told = False
 
     # ---- recording on and off --------------------------------------------------------------------------------------
     def start(self, *, in_epoch: bool) -> None:
@@ -65,6 +67,8 @@ class Recording:
             "optimizer_step": Watch(ending=self._optimizer_ends),
         }
         self.tracer.enable()
+        # spans that are open in a tracer of the user's own are the user's
+        self._since_ns = None if self._closes else self.tracer.now_ns()
         self._begin(self.stage, "loop")
         if in_epoch:
             self.begin_epoch()
@@ -81,11 +85,12 @@ class Recording:
         self._batch_args = self._optimizer_open = None
         if self.tracer is not None:
             self.tracer.disable()
-            self.tracer.close_open({})
+            self.tracer.close_open({}, since_ns=self._since_ns)
             self.tracer.flush()
 
     def close(self, mark: dict[str, Any]) -> None:
         """End the recording and the file."""
+        self.note_stop()
         self._unwatch()
         self._restore_profiler()
         self.recording = False
@@ -96,7 +101,7 @@ class Recording:
         if self._closes:
             self.tracer.close(CLOSE_S, mark=mark or None)
         else:
-            self.tracer.close_open(mark)
+            self.tracer.close_open(mark, since_ns=self._since_ns)
             self.tracer.disable()
 
     def abandon(self) -> None:
@@ -180,10 +185,16 @@ class Recording:
         """A batch is about to be fetched: the step before it is over, and its own begins."""
         if not self.in_batch:  # a training_step that takes its batches itself fetches within a step
             if self._batch_args is not None:
+                self._note_sync()
                 self.end_step()
             self._rotate()
             self._begin_step()
         return self.recording
+
+    def _note_sync(self) -> None:
+        """Between a step's last hook and the next fetch a rank waits for the others: Lightning broadcasts there."""
+        if self.tracer is not None and self._trainer.world_size > 1 and self._trainer.training:
+            self.tracer.track.since_last("sync", "sync")
 
     def _epoch_runs(self) -> bool:
         """An epoch that was left half done goes on: then no hook has told of it."""
@@ -243,6 +254,18 @@ class Recording:
         if self.tracer is not None and self._optimizer_open is not None:
             self.tracer.track.end(self._optimizer_open, {"error": error.__name__} if error is not None else None)
             self._optimizer_open = None
+
+    def note_stop(self) -> None:
+        """Mark, once, that the training is to stop, and which limit of a Timer it is, if it is one."""
+        trainer = self._trainer
+        if self._stop_told or not trainer.should_stop or self.tracer is None or not self.recording:
+            return
+        self._stop_told = True
+        reasons = [reason for each in trainer.callbacks if (reason := getattr(each, "stop_reason", None))]
+        if reasons:
+            self.tracer.instant("time limit reached", "timekeeper", reason=reasons[0], step=trainer.global_step)
+        else:
+            self.tracer.instant("should_stop", "timekeeper", step=trainer.global_step)
 
     # ---- the rest --------------------------------------------------------------------------------------------------
     def _saved(self) -> None:

@@ -46,6 +46,8 @@ class TimelineTrace(Callback):
         writer: ``path -> writable binary file``, in place of fsspec's open.
         dirpath: Where the files go, also a URL that fsspec knows; by default the trainer's log directory.
         schedule: A ``torch.profiler.schedule(...)``, instead of ``enable`` and ``disable``.
+        min_duration_us: Hooks of callbacks and of the module that take less, µs from 0, are left out: four events of
+            five.
         max_events: The most events in one file, from 1; the viewers bear about two million.
         summary: Print where the time went when a run ends (rank 0).
 
@@ -71,6 +73,7 @@ class TimelineTrace(Callback):
         *,
         dirpath: str | os.PathLike[str] | None = None,
         schedule: Callable[[int], Any] | None = None,
+        min_duration_us: float = 10.0,
         max_events: int = 2_000_000,
         summary: bool = True,
     ) -> None:
@@ -97,6 +100,14 @@ class TimelineTrace(Callback):
             raise MisconfigurationException(
                 f"`TimelineTrace(max_events={max_events!r})`: expected a whole number from 1."
             )
+        if (
+            isinstance(min_duration_us, bool)
+            or not isinstance(min_duration_us, (int, float))
+            or not min_duration_us >= 0
+        ):
+            raise MisconfigurationException(
+                f"`TimelineTrace(min_duration_us={min_duration_us!r})`: expected microseconds from 0."
+            )
         if dirpath is not None and not isinstance(dirpath, (str, os.PathLike)):
             raise MisconfigurationException(f"`TimelineTrace(dirpath={dirpath!r})`: expected a directory or a URL.")
         self._given = {"filename": filename, "dirpath": dirpath, "enable": enable, "disable": disable}
@@ -107,6 +118,7 @@ class TimelineTrace(Callback):
         self._dirpath = None if dirpath is None else os.fspath(dirpath)
         self._directory = "."
         self._max_events = max_events
+        self._min_duration_us = min(float(min_duration_us), 1e12)
         self._summary = summary
         self._run: Recording | None = None
         self._last_tracer: Tracer | None = None
@@ -185,6 +197,7 @@ class TimelineTrace(Callback):
                 path,
                 opener=self._writer,
                 max_events=self._max_events,
+                min_duration_us={"callback": self._min_duration_us, "module": self._min_duration_us},
                 process_name=f"rank {rank} ({socket.gethostname()}, pid {os.getpid()})",
                 metadata=metadata,
                 pid=10_000_000 + rank if several_hosts else os.getpid(),
@@ -305,7 +318,7 @@ class TimelineTrace(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the last epoch."""
-        self._guard(lambda run: run.end_epoch())
+        self._guard(Recording.end_epoch)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -320,6 +333,7 @@ class TimelineTrace(Callback):
 
         def end(run: Recording) -> None:
             run.in_batch = False
+            run.note_stop()
             self._advance(run, trainer, in_epoch=True)
 
         self._guard(end)

@@ -24,6 +24,7 @@ from lightning_timekeeper.phases import phase_of
         ("[LightningModule]Net.on_train_start", "Net.on_train_start", "module"),
         ("[LightningDataModule]Data.setup", "setup", "setup"),
         ("[Callback]TQDMProgressBar.on_train_batch_end", "TQDMProgressBar.on_train_batch_end", "callback"),
+        ("[Callback]main.<locals>.Mine.on_fit_end", "Mine.on_fit_end", "callback"),
         ("[Callback]My.setup", "My.setup", "callback"),
         (
             "[Callback]ModelCheckpoint{'monitor': 'a.b', 'mode': 'min', 'every_n_train_steps': 0}.on_train_batch_end",

@@ -6,6 +6,10 @@ import gc
 import gzip
 import json
 import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -15,7 +19,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, P
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from runs import Model, inside, named, spans_in, spans_of, trainer
 
-from lightning_timekeeper import At, Every, TimelineTrace, Tracer, counter, get_tracer, read_events, span
+from lightning_timekeeper import At, Every, TimelineTrace, Timer, Tracer, counter, get_tracer, read_events, span
 
 
 def quiet(**arguments):
@@ -152,6 +156,46 @@ def test_user_spans_land_among_the_others(tmp_path):
         assert mine["cat"] == "user"
         assert mine["args"] == {"batch": step["args"]["batch"]}
     assert [event["args"]["value"] for event in events if event["ph"] == "C"] == list(range(8))
+
+
+def test_short_hooks_are_left_out(tmp_path):
+    """Hooks of callbacks and the module under ``min_duration_us`` are not written; all other spans are."""
+
+    class Busy(Callback):
+        def on_train_batch_end(self, *_):
+            time.sleep(0.002)  # really waits: the spans are measured by the real clock
+
+        def on_train_batch_start(self, *_):
+            pass
+
+    def names(least_us):
+        directory = tmp_path / str(least_us)
+        trainer(directory, quiet(min_duration_us=least_us), Busy(), max_epochs=1).fit(Model())
+        return [each["name"] for each in spans_of(directory / "fit-rank0.json")]
+
+    every, long = names(0), names(1000)
+    assert every.count("Busy.on_train_batch_start") == 8
+    assert long.count("Busy.on_train_batch_start") == 0
+    assert long.count("Busy.on_train_batch_end") == every.count("Busy.on_train_batch_end") == 8
+    assert long.count("batch_to_device") == every.count("batch_to_device")
+
+
+def test_a_stop_is_marked_with_its_reason(tmp_path):
+    """The Timer's limit, or whoever set ``should_stop``; once."""
+
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = trainer.global_step >= 4
+
+    def marks(directory, *callbacks):
+        trainer(directory, quiet(), *callbacks).fit(Model())
+        events = list(read_events(directory / "fit-rank0.json"))
+        return [(event["name"], event["args"]) for event in events if event["ph"] == "i"]
+
+    assert marks(tmp_path / "timer", Timer("00:00:00:00", verbose=False)) == [
+        ("time limit reached", {"reason": "duration", "step": 0})
+    ]
+    assert marks(tmp_path / "other", Stops()) == [("should_stop", {"step": 4})]
 
 
 def test_our_own_hooks_are_not_in_the_trace(tmp_path):
@@ -343,6 +387,8 @@ def test_a_tracer_of_the_users_own(tmp_path):
         {"writer": "file"},
         {"tracer": object()},
         {"max_events": 0},
+        {"min_duration_us": -1},
+        {"min_duration_us": float("nan")},
         {"dirpath": 7},
     ],
     ids=str,
@@ -523,3 +569,36 @@ def test_the_summary_is_printed_once(tmp_path, caplog):
     (text,) = [record.message for record in caplog.records if "share" in record.message]
     assert "forward" in text
     assert str(tmp_path / "fit-rank0.json") in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_two_ranks(tmp_path, strategy):
+    """A file per rank, of one version, nothing overwritten; the wait for the slower rank is ``sync``.
+
+    It starts two real processes that talk over gloo.
+    """
+    (tmp_path / "t-rank1.json").write_text("mine")
+    script = Path(__file__).with_name("timeline_ranks.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, strategy, "t.json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [
+        "t-rank0-v1.json",
+        "t-rank1-v1.json",
+        "t-rank1.json",
+    ]
+    assert (tmp_path / "t-rank1.json").read_text() == "mine"
+    waited = []
+    for rank in range(2):
+        events = list(read_events(tmp_path / f"t-rank{rank}-v1.json"))
+        assert {key: events[0]["args"][key] for key in ("rank", "world_size")} == {"rank": rank, "world_size": 2}
+        spans = spans_in(events)
+        steps = named(spans, "step")
+        assert [step["args"]["batch"] for step in steps] == list(range(4))
+        syncs = named(spans, "sync")
+        assert all(any(sync in inside(spans, step) for step in steps) for sync in syncs)
+        assert len(syncs) == 3
+        waited.append(sum(sync["end"] - sync["start"] for sync in syncs))
+    assert waited[0] > 50_000_000 > waited[1]

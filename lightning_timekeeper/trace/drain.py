@@ -71,6 +71,7 @@ class Drain:
         process: What the head of the file says.
         sink: Where the bytes go.
         max_events: Where the recording ends.
+        min_ns: Category -> the least duration, ns, of its complete spans without arguments; shorter ones are left out.
         interval_s: Between two drains.
         clock: The recorder's.
         tracer: To be disabled when the recording ends.
@@ -82,6 +83,7 @@ class Drain:
         process: Process,
         sink: Sink,
         max_events: int,
+        min_ns: dict[str, int],
         interval_s: float,
         clock: Callable[[], int],
         tracer: weakref.ref[Tracer],
@@ -96,6 +98,7 @@ class Drain:
         self._tracks = tracks
         self._process = process
         self._max_events = max_events
+        self._min_ns = min_ns
         self._interval_s = interval_s
         self._clock = clock
         self._tracer = tracer
@@ -333,6 +336,10 @@ class Drain:
 
     def _write(self, track: Track, batch: Batch) -> None:
         """Encode a batch and give it to the sink, up to ``max_events``."""
+        if self._min_ns and len(batch.ident):
+            long = batch.duration_ns >= self._table(track).min_ns[batch.ident]
+            columns = batch.position[long], batch.ident[long], batch.start_ns[long], batch.duration_ns[long]
+            batch = Batch(*columns, batch.singles)
         singles, positions = batch.singles, batch.position
         count = len(positions) + len(singles)
         if count == 0:
@@ -345,10 +352,12 @@ class Drain:
         lines = b""
         if len(positions):
             start_ns = np.maximum(batch.start_ns + self._shift_ns, 0)
-            if int(start_ns[-1]) < _END_OF_ROWS_NS:
-                lines = self._rows(track).encode(batch.ident, start_ns, batch.duration_ns)
-            else:  # a run of months
+            begun = {track.begun.get(0), *(single.start_ns for single in singles if single.phase == "B")}
+            # a run of months, or a begin at the very time of another: see _single
+            if int(start_ns[-1]) >= _END_OF_ROWS_NS or any(bool((batch.start_ns == at).any()) for at in begun):
                 singles, positions = _as_singles(batch), positions[:0]
+            else:
+                lines = self._table(track).rows.encode(batch.ident, start_ns, batch.duration_ns)
         if not singles:
             self.sink.write(lines)
             return
@@ -390,14 +399,15 @@ class Drain:
             "windows (enable=, disable=, schedule=) or begin a new file now and then ({epoch} or {step} in filename)."
         )
 
-    def _rows(self, track: Track) -> encode.Rows:
+    def _table(self, track: Track) -> _Table:
         table = self._tables.setdefault(track, _Table())
         new = track.names[len(table.prefixes) :]
         if new:
-            pid, tid = self._process.pid, track.tids[0]
+            pid, tid = self._process.pid, self._lane(track, 0)
+            table.min_ns = np.append(table.min_ns, [self._min_ns.get(category, 0) for _, category in new])
             table.prefixes += [encode.complete_prefix(*name, pid, tid) for name in new]
             table.rows = encode.Rows(table.prefixes)
-        return table.rows
+        return table
 
     def _single(self, track: Track, single: Single) -> bytes:
         payload = single.payload
@@ -412,16 +422,16 @@ class Drain:
         if single.ident < len(track.names):
             payload = (*track.names[single.ident], payload)
         name, category, args = payload
-        return encode.event(
-            single.phase,
-            name,
-            pid,
-            self._lane(track, single.lane),
-            time_ns,
-            category=category,
-            duration_ns=single.duration_ns if single.phase == "X" else None,
-            args=args,
-        )
+        tid = self._lane(track, single.lane)
+        phase, length = single.phase, single.duration_ns
+        if phase == "X" and (length == 0 or track.begun.get(single.lane) != single.start_ns):
+            return encode.event("X", name, pid, tid, time_ns, category=category, duration_ns=length, args=args)
+        track.begun[single.lane] = single.start_ns
+        begin = encode.event("B", name, pid, tid, time_ns, category=category, args=args)
+        if phase == "B":
+            return begin
+        # Perfetto sorts an X before a B of the same time, and then misses the B's end: write it as a pair too
+        return begin + b",\n" + encode.event("E", "", pid, tid, time_ns + length)
 
     def _instant(self, track: Track, lane: int, name: str, category: str, time_ns: int, args: dict[str, Any]) -> bytes:
         tid = self._lane(track, lane)
@@ -442,6 +452,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.prefixes: list[bytes] = []
+        self.min_ns = np.empty(0, dtype=np.int64)
         self.rows: encode.Rows
 
 

@@ -31,7 +31,7 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from lightning_timekeeper.trace.drain import Drain
@@ -115,6 +115,7 @@ class Track:
         pairing: The drain's; its module loads numpy, and user code that is never recorded shall not.
         crossing: A span that may be suspended began: the drain is to expect spans that do not nest.
         tids: The track's number in the trace, one for each lane.
+        begun: Lane -> time of the latest begin in the file that was written without its end.
         dropped: Spans and points that were recorded and not kept.
     """
 
@@ -129,6 +130,7 @@ class Track:
         self.names: list[tuple[str, str]] = []
         self.free: dict[str, set[Span]] = {}
         self.tids: list[int] = []
+        self.begun: dict[int, int] = {}
         self.dropped = 0
         self.crossing = False
         self._clock = clock
@@ -153,6 +155,17 @@ class Track:
         """The end of a :meth:`pair` that an exception brings, whose class marks the span."""
         ident = self.names.index((name, category))
         return lambda kind: self.end(ident, _error(kind))
+
+    def since_last(self, name: str, category: str) -> None:
+        """Record the time since this thread's latest half event as a span, after the fact."""
+        self.pair(name, category)
+        ident, now_ns = self.names.index((name, category)), self._clock()
+        try:
+            start_ns = self.buffer[-1]
+        except IndexError:  # the drain has just been here; what it has not yet looked at, it puts in order
+            start_ns = self.pairing.last_ns
+        if start_ns <= now_ns:
+            self.buffer.extend((ident << 3, start_ns, ident << 3 | END, now_ns))
 
     def new(self, name: str) -> Span:
         """One more handle for spans of user code under this name."""
@@ -250,6 +263,8 @@ class Tracer:
             memory, compressed. An existing file is never touched: :class:`FileExistsError`.
         opener: ``path -> writable binary file``, in place of fsspec's open.
         max_events: The most events that are kept, from 1; then the recording ends with a marker and one warning.
+        min_duration_us: Category -> the least duration, µs from 0; spans of it that are shorter, have no arguments and
+            end within a drain are left out.
         process_name: The name of the process' track group.
         metadata: Further arguments of the first event, for programs that read the file.
         drain_interval_s: Seconds between two drains, above 0: what a SIGKILL can lose.
@@ -276,6 +291,7 @@ class Tracer:
         *,
         opener: Callable[[str], Any] | None = None,
         max_events: int = 2_000_000,
+        min_duration_us: Mapping[str, float] | None = None,
         process_name: str | None = None,
         metadata: dict[str, Any] | None = None,
         drain_interval_s: float = 0.25,
@@ -305,8 +321,10 @@ class Tracer:
             unix_ns=wall_clock(),
             clock_ns=clock(),
         )
+        least = {category: round(minimum_us * 1000) for category, minimum_us in (min_duration_us or {}).items()}
+        sink = open_sink(path, opener)
         self._drain: Drain | None = Drain(
-            self._tracks, process, open_sink(path, opener), max_events, drain_interval_s, clock, weakref.ref(self)
+            self._tracks, process, sink, max_events, least, drain_interval_s, clock, weakref.ref(self)
         )
         self._new_track()  # the constructing thread's is the first: the training loop's
         self._drain.start()
@@ -346,6 +364,10 @@ class Tracer:
         is gone is never taken.
         """
         return self.track.pair(name, category)
+
+    def now_ns(self) -> int:
+        """The recorder's clock, ns."""
+        return self._clock()
 
     @property
     def track(self) -> Track:
