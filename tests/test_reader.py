@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import math
+import re
 import time
 import tracemalloc
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from lightning_timekeeper.trace import reader
 from lightning_timekeeper.trace.reader import TraceError, read_events
+from lightning_timekeeper.trace.tracer import Tracer
 
 EVENTS = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": "rank 0 (häst, pid 1)"}},
@@ -396,6 +398,27 @@ def test_what_can_be_opened(tmp_path):
         read_events(tmp_path / "no.json")
     with plain.open() as file, pytest.raises(TypeError, match="must be opened in binary mode"):
         next(read_events(file))
+
+
+def test_our_own_file_cut_at_any_byte(tmp_path):
+    """What a tracer wrote, cut after any byte: all events but the one that was being written, and its bytes counted."""
+    tracer = Tracer(tmp_path / "a.json", process_name="rank 0 (häst)")
+    with tracer, tracer.span("epoch 😀", number=1):
+        for loss in (0.5, 0.25):
+            tracer.counter("loss", loss)
+            with tracer.span("step"):
+                tracer.instant('a "quote" and a \\', values=[1, {"a": "b"}])
+        tracer.flush()  # the epoch is open: it becomes a begin and an end
+    data = (tmp_path / "a.json").read_bytes()
+    whole, events = read(data)
+    assert whole == json.loads(data)
+    assert {event["ph"] for event in whole} == set("MXBECi")
+    assert events.complete
+    spans = [match.span() for match in re.finditer(rb"^\{.*\}", data, re.MULTILINE)]
+    for cut in range(len(data)):
+        found, events = read(data[:cut])
+        assert found == whole[: sum(end <= cut for _, end in spans)], cut
+        assert events.lost_bytes == sum(cut - start for start, end in spans if start < cut < end), cut
 
 
 def cut_here_and_there(data):
