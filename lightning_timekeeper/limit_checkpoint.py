@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lightning_timekeeper.hooks import drop_empty_hooks
@@ -37,8 +37,7 @@ class LimitCheckpoint(Checkpoint):
     def __init__(self, path: str | None) -> None:
         super().__init__()
         self._path = path
-        self._saved = False
-        self._at_epoch_end = False
+        self._armed = self._tried = self._warned = self._at_epoch_end = False
         drop_empty_hooks(self)
         vars(self)["on_train_batch_end"] = None  # until the limit is reached
 
@@ -47,23 +46,21 @@ class LimitCheckpoint(Checkpoint):
         vars(self).pop("on_train_batch_end", None)
         self._armed = True
 
-    _armed = False
-
     @override
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        if not self._saved:
+        if not self._tried:
             self._save(trainer)
 
     @override
     def on_validation_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         # After the epoch's last batch its end follows at once. A file from between the two would make the resume
         # repeat that end without the validation's metrics, and EarlyStopping raise for them.
-        if not (self._saved or trainer.sanity_checking or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch):
+        if not (self._tried or trainer.sanity_checking or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch):
             self._save(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        if not self._saved or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if not self._tried or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._at_epoch_end = True
             self._save(trainer)
             self._at_epoch_end = False
@@ -72,16 +69,19 @@ class LimitCheckpoint(Checkpoint):
         may_end = trainer.fit_loop._can_stop_early  # no public word for min_steps and min_epochs
         if not (self._armed and may_end) or trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by a function
             return
-        self._saved = True  # also when it fails: the next attempt would fail for the same reason
-        path = self._path or ""
+        self._tried = True  # whatever comes of it: where to try next must not differ between ranks
+        path = self._path or FILENAME
         try:
-            path = path or self._default_path(trainer)
+            path = self._path or self._default_path(trainer)
             trainer.save_checkpoint(path)
         except Exception as error:  # noqa: BLE001  # training still has to end in order
-            rank_zero_warn(
-                f"`Timer(save_on_limit=...)` could not save {path!r}: {type(error).__name__}: {error}."
-                " The last step is in no checkpoint of the timer's."
-            )
+            if not self._warned:
+                warnings.warn(
+                    f"`Timer(save_on_limit=...)` could not save {path!r}: {type(error).__name__}: {error}."
+                    " The last step is in no checkpoint of the timer's.",
+                    stacklevel=2,
+                )
+            self._warned = True
             # where only this rank failed, the others wait for it at the barrier with which a save ends
             trainer.strategy.barrier("Trainer.save_checkpoint")
 
