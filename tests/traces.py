@@ -7,9 +7,12 @@ import random
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_timekeeper.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WALL_NS = 1_700_000_000_123_456_789
 PERIOD_NS = 7_889_238 * 10**9
@@ -100,16 +103,29 @@ def slices(events: list[dict[str, Any]]) -> list[Slice]:
     return found
 
 
-def joined(found: list[Slice]) -> list[tuple[str, int, int]]:
-    """Name, begin and end of each span; pieces of one that had to be continued on another lane are one."""
-    whole: list[tuple[str, int, int]] = []
+def check_spans(found: list[Slice], expected: list[tuple[str, int, int]]) -> None:
+    """Fail unless these are the spans (name, begin, end), where pieces that are continued make one span."""
     rest = sorted(found, key=lambda one: one.start_ns)
+    missing = sorted(expected)
+
+    def ways(one: Slice) -> Iterator[list[Slice]]:
+        if not one.args.get("continued"):
+            yield [one]
+            return
+        for piece in rest:
+            # two of one name may have been cut at the same time
+            if piece is not one and piece.name == one.name and piece.start_ns == one.end_ns:
+                for way in ways(piece):
+                    yield [one, *way]
+
     while rest:
-        one = rest.pop(0)
-        end_ns, continued = one.end_ns, one.args.get("continued")
-        while continued:
-            piece = next(each for each in rest if each.name == one.name and each.start_ns == end_ns)
-            rest.remove(piece)
-            end_ns, continued = piece.end_ns, piece.args.get("continued")
-        whole.append((one.name, one.start_ns, end_ns))
-    return sorted(whole)
+        one = rest[0]
+        for way in ways(one):
+            span = (one.name, one.start_ns, way[-1].end_ns)
+            if span in missing:
+                missing.remove(span)
+                rest = [piece for piece in rest if all(piece is not used for used in way)]
+                break
+        else:
+            raise AssertionError(f"{one} is too much; missing: {missing}")
+    assert not missing

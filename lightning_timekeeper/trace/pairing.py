@@ -216,6 +216,8 @@ class Pairing:
         latest: dict[int, list[Open]] = {}
         for span in spans:
             latest.setdefault(span.ident, []).append(span)
+        begun = {span.position: None for span in spans}  # and not ended, in order
+        crossed = False
         end_of: dict[int, int] = {}  # position of a span -> position of its end
         singles: list[Single] = []
         for at, code in enumerate(codes):
@@ -226,33 +228,33 @@ class Pairing:
                 span = Open(ident, times_ns[at], payloads.get(at), -1, at)
                 spans.append(span)
                 latest.setdefault(ident, []).append(span)
+                begun[at] = None
             elif latest.get(ident):  # an end without its begin is dropped: it was recorded before the recording began
-                end_of[latest[ident].pop().position] = at
+                begin = latest[ident].pop().position
+                end_of[begin] = at
+                crossed = crossed or next(reversed(begun)) != begin
+                del begun[begin]
 
         forever = len(codes)
         lanes = _Lanes(forever)
-        crossed = False
         self.open = []
-        waiting = [(span.position, at, span) for at, span in enumerate(spans)]  # sorted, so a heap
+        # sorted, so a heap
+        waiting = [(s.position, at, end_of.get(s.position, forever), s) for at, s in enumerate(spans)]
         while waiting:
-            begin, at, span = heapq.heappop(waiting)
-            end = end_of.get(begin, forever)
+            begin, at, end, span = heapq.heappop(waiting)
             if span.written:
                 # spans share a lane though both were open at a drain only where no crossing had been seen lately;
                 # where they do cross, the upper one is continued on another lane
                 below = lanes.top(span.lane)
                 if below < end:
-                    crossed = True
                     mark = {"continued": True}
                     singles.append(Single(below - 0.5, "E", span.ident, times_ns[below], 0, mark, span.lane))
-                    end_of[below] = end  # no span begins where another ends
                     rest = Open(span.ident, times_ns[below], span.payload, -1, below)
-                    heapq.heappush(waiting, (below, at, rest))
+                    heapq.heappush(waiting, (below, at, end, rest))
                     continue
                 lanes.put(span.lane, end)
             else:
                 span.lane = lanes.free(begin, end)
-                crossed = crossed or span.lane > 0
             if end < forever:
                 singles.append(_closed(span, end, times_ns[end], payloads))
                 continue
@@ -260,7 +262,7 @@ class Pairing:
             if not span.written:
                 singles.append(Single(begin, "B", span.ident, span.start_ns, 0, span.payload, span.lane))
                 span.written = True
-        self.crossing = EXPECTED if crossed or any(span.lane for span in self.open) else max(0, self.crossing - 1)
+        self.crossing = EXPECTED if crossed else max(0, self.crossing - 1)
         singles.sort(key=lambda single: single.position)
         return Batch(*NO_ROWS, singles)
 
