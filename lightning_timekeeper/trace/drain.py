@@ -157,7 +157,11 @@ class Drain:
             job = reply = None
             with contextlib.suppress(queue.Empty):
                 job, reply = self._requests.get(timeout=self._interval_s if not self._finished else 1.0)
-            done = self._do(self._collect) and (job is None or self._do(job)) and self._do(self._look_at_sinks)
+            done = (
+                self._do(self._sweep if self._finished else self._collect)
+                and (job is None or self._do(job))
+                and self._do(self._look_at_sinks)
+            )
             if reply is not None:
                 reply.put(done)
         if not self._finished:
@@ -175,14 +179,15 @@ class Drain:
             self._give_up(error)
         return bool(self._failures)
 
+    def _sweep(self) -> None:
+        for track in list(self._tracks):
+            del track.buffer[:]
+            track.side.clear()
+
     def _collect(self) -> None:
         for track in list(self._tracks):
             gone = track.life() is None  # asked first: what it recorded before is taken below
             size = len(track.buffer)
-            if self._finished:
-                del track.buffer[:size]
-                track.side.clear()
-                continue
             # in pieces, so that they are also freed in pieces: 400,000 integers at once take 5 ms
             pieces = [track.buffer[at : at + PIECE] for at in range(0, size, PIECE)][::-1]
             del track.buffer[:size]
