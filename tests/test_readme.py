@@ -13,6 +13,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed")  # where there is no TensorBoard
 @pytest.mark.filterwarnings("ignore:`Timer\\(deadline='slurm'\\)`")
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_blocks_run(block, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -63,13 +64,16 @@ def summarize(source: str | os.PathLike[str] | Iterable[dict[str, Any]]) -> Summ
     """
     events = read_events(source) if isinstance(source, (str, os.PathLike)) else source
     rows: dict[str, Row] = {}
-    stacks: dict[tuple[Any, Any], list[_Frame]] = defaultdict(list)
-    latest: dict[tuple[Any, Any], float] = defaultdict(float)
+    stacks: dict[tuple[str, str], list[_Frame]] = defaultdict(list)
+    latest: dict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         kind = event.get("ph")
         if kind not in ("X", "B", "E"):
             continue
-        key, ts = (event.get("pid"), event.get("tid")), float(event.get("ts", 0.0))
+        ts, duration = _number(event.get("ts")), _number(event.get("dur", 0.0))
+        if ts is None or duration is None:
+            continue
+        key = (str(event.get("pid")), str(event.get("tid")))
         stack = stacks[key]
         if kind == "E":
             _leave(rows, stack, ts, inclusive=True)
@@ -77,7 +81,7 @@ def summarize(source: str | os.PathLike[str] | Iterable[dict[str, Any]]) -> Summ
                 _close(rows, stack, ts)
         else:
             _leave(rows, stack, ts, inclusive=False)
-            end = ts + float(event.get("dur", 0.0)) if kind == "X" else None
+            end = ts + duration if kind == "X" else None
             stack.append(_Frame(str(event.get("cat") or event.get("name")), ts, end))
             ts = end or ts
         latest[key] = max(latest[key], ts)
@@ -87,6 +91,15 @@ def summarize(source: str | os.PathLike[str] | Iterable[dict[str, Any]]) -> Summ
             _close(rows, stack, latest[key] if end is None else end)
     ordered = sorted(rows.values(), key=lambda row: -row.self_us)
     return Summary(ordered, sum(row.self_us for row in ordered))
+
+
+def _number(value: Any) -> float | None:
+    """A time as foreign traces write them: a number, or one in a text; None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(slots=True)
