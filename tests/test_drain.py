@@ -63,8 +63,8 @@ def test_file_that_fails(method, code):
     assert healthy.calls >= (1 if method == "close" else 7)
     for at in range(1, healthy.calls + 1):
         file = Failing(at, OSError(code, os.strerror(code)), method)
-        tracer = make_tracer("trace.json", opener=lambda path, file=file: file)
-        with pytest.warns(RuntimeWarning) as warned:
+        with pytest.warns(RuntimeWarning) as warned:  # noqa: PT031
+            tracer = make_tracer("trace.json", opener=lambda path, file=file: file)
             train(tracer)
         assert [str(warning.message) for warning in warned] == [
             f"trace.json could not be written (OSError: [Errno {code}] {os.strerror(code)}). The recording ended here."
@@ -85,9 +85,8 @@ def slices_of_cut(data):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_full_device():
     """A device that is full from the start: one warning."""
-    tracer = make_tracer("/dev/full", opener=lambda path: open(path, "wb", buffering=0))  # noqa: SIM115
     with pytest.warns(RuntimeWarning, match="No space left on device") as warned:
-        train(tracer)
+        train(make_tracer("/dev/full", opener=lambda path: open(path, "wb", buffering=0)))  # noqa: SIM115
     assert len(warned) == 1
 
 
@@ -123,14 +122,15 @@ def test_file_that_takes_nothing():
 
 
 class Hanging(Failing):
-    """A file whose write blocks until it is released."""
+    """A file whose write blocks until it is released; only its head is taken at once."""
 
     def __init__(self):
         super().__init__()
         self.release = threading.Event()
 
     def write(self, data):
-        self.release.wait(60)
+        if self.data:
+            self.release.wait(60)
         return super().write(data)
 
 
@@ -188,6 +188,7 @@ def test_bug_of_ours(tmp_path, where):
     if where == "_head":
         with pytest.warns(RuntimeWarning, match="bug"):
             tracer.switch(tmp_path / "other.json")
+        assert tracer._drain._former[0].wait(10)
         assert slices(read(path)) == []
         return
     with pytest.warns(RuntimeWarning, match=r"could not be written \(KeyError: 'bug'\)") as warned:
@@ -342,6 +343,7 @@ def test_threads_come_and_go_in_linear_time(tmp_path):
 def test_flush_is_in_time(tmp_path):
     """flush(0) returns at once and says that it is not done."""
     tracer = make_tracer(tmp_path / "trace.json", opener=lambda path: Hanging())
+    tracer.instant("a")
     assert not tracer.flush(0)
     tracer._drain.sink.abandon()
 

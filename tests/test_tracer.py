@@ -153,6 +153,7 @@ def test_memory():
     clock = Clock()
     tracer = make_tracer(None, clock)
     with tracer, span("a"):
+        clock.go(1)
         with span("b"):
             clock.go(5)
         assert [event["name"] for event in tracer.events() if event["ph"] in "XB"] == ["a", "b"]

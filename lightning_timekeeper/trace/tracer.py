@@ -328,6 +328,7 @@ class Tracer:
         )
         self._new_track()  # the constructing thread's is the first: the training loop's
         self._drain.start()
+        self._drain.flush(1.0)  # the file has its head, and opens from here on whatever happens
         _live.add(self)
 
     # ---- recording -------------------------------------------------------------------------------------------------
