@@ -108,19 +108,19 @@ def check_spans(found: list[Slice], expected: list[tuple[str, int, int]]) -> Non
     rest = sorted(found, key=lambda one: one.start_ns)
     missing = sorted(expected)
 
-    def ways(one: Slice) -> Iterator[list[Slice]]:
-        if not one.args.get("continued"):
-            yield [one]
+    def ways(way: list[Slice]) -> Iterator[list[Slice]]:
+        last = way[-1]
+        if not last.args.get("continued"):
+            yield way
             return
         for piece in rest:
             # two of one name may have been cut at the same time
-            if piece is not one and piece.name == one.name and piece.start_ns == one.end_ns:
-                for way in ways(piece):
-                    yield [one, *way]
+            if piece.name == last.name and piece.start_ns == last.end_ns and all(piece is not used for used in way):
+                yield from ways([*way, piece])
 
     while rest:
         one = rest[0]
-        for way in ways(one):
+        for way in ways([one]):
             span = (one.name, one.start_ns, way[-1].end_ns)
             if span in missing:
                 missing.remove(span)
