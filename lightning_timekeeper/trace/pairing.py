@@ -14,6 +14,7 @@ own: both viewers drop a slice that overlaps its neighbour by a single nanosecon
 from __future__ import annotations
 
 import heapq
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,7 +114,8 @@ class Pairing:
         Returns:
             What can be written now. A span without a partner is in it as a ``B`` and stays in :attr:`open`.
         """
-        halves = np.array(flat, dtype=np.int64)
+        # 13 ns an integer; np.array, which asks each for its type, takes 20
+        halves = np.frombuffer(struct.pack(f"{len(flat)}q", *flat), dtype=np.int64)
         code, time_ns = halves[0::2], halves[1::2]
         if len(time_ns):
             if time_ns[0] < self.last_ns or bool((time_ns[1:] < time_ns[:-1]).any()):
