@@ -269,7 +269,8 @@ class Timer(LightningTimer):
         wrong += [f"{show(stage)}, an unknown stage" for stage in times]
         if wrong:
             rank_zero_warn(f"The Timer's state has no valid time in seconds for {'; '.join(wrong)}: counted as 0.")
-        self._offset = self._past_s[_SLOT[RunningStage.TRAINING]]  # type: ignore[assignment]  # Lightning's word for what was restored
+        # what Lightning's Timer keeps of a restored state
+        self._offset = self._past_s[_SLOT[RunningStage.TRAINING]]  # type: ignore[assignment]
         self._look_at_s = -math.inf
 
     def __getstate__(self) -> dict[str, Any]:
@@ -422,11 +423,7 @@ class Timer(LightningTimer):
             self._past_s[-1] = reached
             self._look_at_s = -math.inf
             if self._verbose:
-                elapsed = format_duration(timedelta(seconds=round(self.time_elapsed(), 1)))
-                rank_zero_info(
-                    f"Time limit reached. The Timer's `{self.stop_reason}` ends at step {trainer.global_step}."
-                    f" Elapsed time is {elapsed}. Signaling Trainer to stop."
-                )
+                self._safely("say so", lambda: self._announce(trainer))
             if self._checkpoint is not None:
                 self._checkpoint.arm()
         trainer.should_stop = True
@@ -452,6 +449,13 @@ class Timer(LightningTimer):
             wait_s = left_s if self._limits.deadline_s is None else min(left_s, _LOOK_EVERY_S)
             self._look_at_s = now_s + wait_s - _RESOLUTION_S
         return 0, 1
+
+    def _announce(self, trainer: pl.Trainer) -> None:
+        elapsed = format_duration(timedelta(seconds=round(self.time_elapsed(), 1)))
+        rank_zero_info(
+            f"Time limit reached. The Timer's `{self.stop_reason}` ends at step {trainer.global_step}."
+            f" Elapsed time is {elapsed}. Signaling Trainer to stop."
+        )
 
     def _hear_rank_zero(self, trainer: pl.Trainer, reached: int, planned: int) -> tuple[int, int]:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

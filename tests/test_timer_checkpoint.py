@@ -42,7 +42,6 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_sixty_of_sixty(tmp_path, clock, setting, stop_s):
     """Under each usual ModelCheckpoint setting the last step is saved, and the resume trains exactly the rest."""
-
     for option in SETTINGS[setting] or ():
         if option not in inspect.signature(ModelCheckpoint).parameters:
             pytest.skip(f"this Lightning's ModelCheckpoint has no {option}")  # save_on_exception came with 2.5.3
