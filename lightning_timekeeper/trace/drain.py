@@ -154,12 +154,15 @@ class Drain:
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         self._do(self._head)
+        next_s = time.monotonic() + self._interval_s
         # it goes on after the end: handles that were kept go on recording, and that has to be thrown away
         while (tracer := self._tracer()) is not None:
             del tracer
             job = reply = None
+            wait_s = min(max(next_s - time.monotonic(), 0.01), self._interval_s) if not self._finished else 1.0
             with contextlib.suppress(queue.Empty):
-                job, reply = self._requests.get(timeout=self._interval_s if not self._finished else 1.0)
+                job, reply = self._requests.get(timeout=wait_s)
+            next_s = time.monotonic() + self._interval_s  # from its beginning: a slow drain does not delay the next
             done = (
                 self._do(self._sweep if self._finished else self._collect)
                 and (job is None or self._do(job))
@@ -205,7 +208,8 @@ class Drain:
                         continue
                     crossing, track.crossing = track.crossing, False
                     self._write(track, track.pairing.feed(piece, track.side, crossing=crossing))
-                    time.sleep(0)  # lets a waiting thread have the GIL
+                    if size > PIECE:
+                        time.sleep(0)  # lets a waiting thread have the GIL
                 del track.buffer[:lump]
             if gone:
                 self._finish_track(track, _UNFINISHED)
