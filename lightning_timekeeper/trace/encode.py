@@ -12,6 +12,7 @@ Source of the format: "Trace Event Format", the Chromium project.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -33,6 +34,10 @@ MOST_ITEMS = 64
 # would have to escape goes: control characters, lone surrogates
 _UNWANTED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")
+
+
+# made once: json.dumps makes an encoder at each call that has options, 2 µs
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def base_ns(unix_ns: int) -> int:
@@ -113,8 +118,7 @@ def _huge(value: int) -> str:
 def arguments(args: dict[str, Any]) -> str:
     """The JSON of an event's ``args``; empty where there are none, or none that can be shown."""
     try:
-        plain = {clean_name(key): plain_value(value) for key, value in list(args.items())[:MOST_ITEMS]}
-        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return _dumps({clean_name(key): plain_value(value) for key, value in list(args.items())[:MOST_ITEMS]})
     except Exception:  # noqa: BLE001 - a container changed by its owner meanwhile, or worse: an event without arguments
         return ""
 
@@ -149,12 +153,9 @@ def event(
         args: Shown by the viewers beside the event.
         extra: Further members, as JSON, such as ``"s":"t"``.
     """
-    parts = [f'{{"ph":"{phase}"']
-    if category:
-        parts.append(f',"cat":{_quoted(clean_name(category))}')
-    if phase != "E":
-        parts.append(f',"name":{_quoted(clean_name(name))}')
-    parts.append(f',"pid":{pid},"tid":{tid}')
+    if type(name) is not str or len(name) > LONGEST_NAME:  # the cache is to hold short texts
+        name = clean_name(name)
+    parts = [_head(phase, name, category), f',"pid":{pid},"tid":{tid}']
     if time_ns is not None:
         parts.append(f',"ts":{microseconds(time_ns)}')
     if duration_ns is not None:
@@ -165,6 +166,14 @@ def event(
         parts.append(f',"args":{text}')
     parts.append("}")
     return "".join(parts).encode()
+
+
+@functools.lru_cache(4096)
+def _head(phase: str, name: str, category: str) -> str:
+    text = f'{{"ph":"{phase}"'
+    if category:
+        text += f',"cat":{_quoted(clean_name(category))}'
+    return text if phase == "E" else f'{text},"name":{_quoted(clean_name(name))}'
 
 
 def _quoted(text: str) -> str:
