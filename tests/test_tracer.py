@@ -125,6 +125,26 @@ def test_begin_and_end(tmp_path):
     assert [one.args for one in slices(read(path))] == [{"batch": 1, "loss": 2}] * 2
 
 
+def test_since_last(tmp_path, perfetto):
+    """since_last records the time since the thread's latest begin or end, whether the drain has been there or not."""
+    clock, path = Clock(), tmp_path / "trace.json"
+    tracer = make_tracer(path, clock)
+    with tracer.span("step"):
+        for drains in (False, True):
+            clock.go(3)
+            with tracer.span("work"):
+                clock.go(2)
+            if drains:
+                tracer.flush()
+            clock.go(7)
+            tracer.track.since_last("sync", "sync")
+    tracer.close()
+    start_ns = clock.ts_ns - 24
+    found = [(one.name, one.start_ns - start_ns, one.end_ns - one.start_ns) for one in slices(read(path))]
+    assert found == [("step", 0, 24), ("work", 3, 2), ("sync", 5, 7), ("work", 15, 2), ("sync", 17, 7)]
+    assert perfetto.open_trace(path).ok
+
+
 def test_close_open(tmp_path):
     """close_open ends a thread's open spans then, those since a given time only; their own ends are dropped."""
     clock, path = Clock(), tmp_path / "trace.json"
@@ -455,6 +475,7 @@ def test_fork(tmp_path):
                 assert get_tracer() is None and not tracer.enabled and tracer.path is None
                 with kept, span("child"), tracer.span("child"), tracer.span("child", x=1):
                     tracer.instant("child")
+                    tracer.track.since_last("child", "")
                 tracer.enable()
                 assert not tracer.enabled
                 assert not tracer.flush() and not tracer.close() and not tracer.close_open({})

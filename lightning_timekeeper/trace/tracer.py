@@ -135,34 +135,35 @@ class Track:
         self.crossing = False
         self._clock = clock
         self._serial = count(1 << 32)  # idents of what carries its own name
-        self._pairs: dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]] = {}
+        self._pairs: dict[tuple[str, str], tuple[int, Callable[[], None], Callable[[], None]]] = {}
         self._task: Callable[[], Any] = _nothing  # weak
 
     def reads(self, code: int) -> Callable[[], None]:
         """A call without arguments that appends ``code`` and the time, in C."""
         return map(self.buffer.extend, zip(repeat(code), iter(self._clock, None))).__next__
 
-    def pair(self, name: str, category: str) -> tuple[Callable[[], None], Callable[[], None]]:
-        """The begin and the end that :meth:`Tracer.handle` returns."""
+    def pair(self, name: str, category: str) -> tuple[int, Callable[[], None], Callable[[], None]]:
+        """The ident of a name, and the begin and the end that :meth:`Tracer.handle` returns."""
         pair = self._pairs.get((name, category))
         if pair is None:
             ident = len(self.names)
             self.names.append((name, category))
-            pair = self._pairs[name, category] = self.reads(ident << 3), self.reads(ident << 3 | END)
+            pair = self._pairs[name, category] = ident, self.reads(ident << 3), self.reads(ident << 3 | END)
         return pair
 
     def failing(self, name: str, category: str) -> Callable[[type[BaseException]], None]:
         """The end of a :meth:`pair` that an exception brings, whose class marks the span."""
-        ident = self.names.index((name, category))
+        ident = self.pair(name, category)[0]
         return lambda kind: self.end(ident, _error(kind))
 
     def since_last(self, name: str, category: str) -> None:
         """Record the time since this thread's latest half event as a span, after the fact."""
-        self.pair(name, category)
-        ident, now_ns = self.names.index((name, category)), self._clock()
+        ident, now_ns = self.pair(name, category)[0], self._clock()
         try:
             start_ns = self.buffer[-1]
-        except IndexError:  # the drain has just been here; what it has not yet looked at, it puts in order
+        except IndexError:  # the drain has just been here
+            if not isinstance(self.buffer, list):  # or it is a forked child's
+                return
             start_ns = self.pairing.last_ns
         if start_ns <= now_ns:
             self.buffer.extend((ident << 3, start_ns, ident << 3 | END, now_ns))
@@ -364,7 +365,7 @@ class Tracer:
         For callers that keep the pair: there is no look-up at all on the way. What they record after the tracer itself
         is gone is never taken.
         """
-        return self.track.pair(name, category)
+        return self.track.pair(name, category)[1:]
 
     def now_ns(self) -> int:
         """The recorder's clock, ns."""
