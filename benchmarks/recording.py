@@ -47,6 +47,9 @@ def main(repeats):
     ppe = ChromeTracer(append=False)
     # only enabled below, and not started: its hook on every call, which more than doubles the cost, is left out
     viz = VizTracer(log_sparse=True, verbose=0, tracer_entries=1_000_000)
+    viz.start()
+    viz.stop()
+    assert sys.getprofile() is None, "a hook on every call would be measured with everything below"
 
     @span("decorated")
     def decorated():
