@@ -85,7 +85,7 @@ class Span:
 
 
 class _Carrying(Span):
-    """A span whose name and arguments are stored with it: 1.2 µs, of which the object is 0.3."""
+    """A span whose name and arguments are stored with it: 1.9 µs, of which making the object is 0.4."""
 
     __slots__ = ("_ident", "_track")
 
