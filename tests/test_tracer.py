@@ -252,6 +252,15 @@ def test_recorded_after_the_end_is_thrown_away(tmp_path):
     assert not tracer.track.side
 
 
+def test_no_thread_is_left(tmp_path):
+    """Both threads have ended when close returns."""
+    before = set(threading.enumerate())
+    tracer = make_tracer(tmp_path / "trace.json")
+    assert len(set(threading.enumerate()) - before) == 2
+    assert tracer.close()
+    assert set(threading.enumerate()) == before
+
+
 def test_forgotten_tracer(tmp_path):
     """A tracer that nobody holds any more ends its file and its thread."""
     path = tmp_path / "trace.json"

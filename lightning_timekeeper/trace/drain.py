@@ -94,6 +94,7 @@ class Drain:
         self.sink = sink
         self.ended = False  # nothing more is recorded
         self._finished = False  # the file has its end, or is given up
+        self._closed = False  # and nobody will record any more
         self._over = False  # the thread is
         self._failures = ["one warning"]
         self._drop_warnings = ["one warning"]
@@ -111,16 +112,19 @@ class Drain:
         self._next_tid = 1
         self._tables: weakref.WeakKeyDictionary[Track, _Table] = weakref.WeakKeyDictionary()
         # a SimpleQueue may be used by a signal handler that interrupts its own use; a Lock or an Event may not
+        self._thread = threading.Thread(target=self._run, name="timekeeper-drain", daemon=True)
         self._requests: queue.SimpleQueue[tuple[Callable[[], None], queue.SimpleQueue[bool]]] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Start the thread, once."""
         _drains.add(self)
-        threading.Thread(target=self._run, name="timekeeper-drain", daemon=True).start()
+        self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
         """As :meth:`Tracer.flush`."""
         until_s = time.monotonic() + timeout_s
+        if self._over:
+            return bool(self._failures) and self.sink.done
         return self._ask(lambda: None, timeout_s) and self.sink.wait(until_s - time.monotonic())
 
     def close_open(self, track: Track, mark: dict[str, Any], since_ns: int | None, timeout_s: float) -> bool:
@@ -134,9 +138,13 @@ class Drain:
 
     def close(self, timeout_s: float, mark: dict[str, Any]) -> bool:
         """As :meth:`Tracer.close`."""
-        until_s = time.monotonic() + timeout_s
-        if not self._finished:
-            self._ask(lambda: self._finish(mark), timeout_s)
+        started_s = time.monotonic()
+        until_s = started_s + timeout_s
+        if not self._over:
+            self._ask(lambda: self._close(mark), timeout_s)
+            # it ends at once then; `join` takes a lock that a signal handler's close may find taken
+            while self._thread.is_alive() and time.monotonic() < min(until_s, started_s + 1.0):
+                time.sleep(0.0002)
         if self.sink.wait(until_s - time.monotonic()) and self._finished:
             return bool(self._failures)
         self._give_up(self.sink.error or TimeoutError(f"not done within {timeout_s:g} s"))
@@ -155,8 +163,8 @@ class Drain:
     def _run(self) -> None:
         self._do(self._head)
         next_s = time.monotonic() + self._interval_s
-        # it goes on after the end: handles that were kept go on recording, and that has to be thrown away
-        while (tracer := self._tracer()) is not None:
+        # it goes on after a failure, until the tracer is closed: what records goes on recording into the lists
+        while not self._closed and (tracer := self._tracer()) is not None:
             del tracer
             job = reply = None
             wait_s = min(max(next_s - time.monotonic(), 0.01), self._interval_s) if not self._finished else 1.0
@@ -173,6 +181,8 @@ class Drain:
         if not self._finished:
             self._do(self._collect)
             self._do(lambda: self._finish(_UNFINISHED))
+        for track in list(self._tracks):
+            track.retire()
         self._over = True
         with contextlib.suppress(queue.Empty):
             while True:
@@ -236,6 +246,10 @@ class Drain:
     def _close_open(self, track: Track, mark: dict[str, Any], since_ns: int | None) -> None:
         if not self.ended:
             self._write(track, track.pairing.finish(self._clock(), mark, since_ns))
+
+    def _close(self, mark: dict[str, Any]) -> None:
+        self._closed = True
+        self._finish(mark)
 
     def _finish(self, mark: dict[str, Any]) -> None:
         if not self._finished:

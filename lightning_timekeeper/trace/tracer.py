@@ -124,9 +124,7 @@ class Track:
     def __init__(self, clock: Callable[[], int], life: object, *, keeps: bool = True) -> None:
         self.name = threading.current_thread().name
         self.life = weakref.ref(life)
-        # in a forked child nothing takes what is recorded; a deque of no length keeps nothing
-        self.buffer: list[int] = [] if keeps else deque(maxlen=0)  # type: ignore[assignment]
-        self.side: deque[tuple[int, Any]] = deque(maxlen=None if keeps else 0)
+        self._keep(nothing=not keeps)  # nothing in a forked child, where nobody takes it
         self.names: list[tuple[str, str]] = []
         self.free: dict[str, set[Span]] = {}
         self.tids: list[int] = []
@@ -136,7 +134,22 @@ class Track:
         self._clock = clock
         self._serial = count(1 << 32)  # idents of what carries its own name
         self._pairs: dict[tuple[str, str], tuple[int, Callable[[], None], Callable[[], None]]] = {}
+        self._handles: list[Span] = []
         self._task: Callable[[], Any] = _nothing  # weak
+
+    def retire(self) -> None:
+        """Keep nothing of what is recorded from here on, also through handles that somebody still holds."""
+        for span in self._handles:
+            span.__enter__, span.__exit__ = _nothing, _ignore  # type: ignore[method-assign]
+        self._handles, self._pairs, self.free = [], {}, {}
+        self.buffer.clear()
+        self.side.clear()
+        self._keep(nothing=True)
+
+    def _keep(self, *, nothing: bool) -> None:
+        # a deque of no length takes what a list takes, and keeps nothing
+        self.buffer: list[int] = deque(maxlen=0) if nothing else []  # type: ignore[assignment]
+        self.side: deque[tuple[int, Any]] = deque(maxlen=0 if nothing else None)
 
     def reads(self, code: int) -> Callable[[], None]:
         """A call without arguments that appends ``code`` and the time, in C."""
@@ -192,6 +205,7 @@ class Track:
 
         span.name, span.args, span.home = name, {}, free
         span.__enter__, span.__exit__ = self.reads(ident << 3), leave  # type: ignore[method-assign]
+        self._handles.append(span)
         return span
 
     def with_args(self, name: str, args: dict[str, Any]) -> Span:
@@ -235,6 +249,10 @@ class Track:
 
 
 def _nothing() -> None:
+    return
+
+
+def _ignore(kind: object, value: object, traceback: object) -> None:
     return
 
 
