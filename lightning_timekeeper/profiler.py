@@ -93,12 +93,20 @@ class RecordingProfiler(Profiler):
         own: Prefix of the actions that are not recorded: the hooks of the callback that records.
         watches: Last component of an action's name -> what is called around it. ``[LightningModule].x`` names the
             module's hook x alone.
+        failed: Is given what a watch raises, which goes no further.
     """
 
-    def __init__(self, inner: Profiler, tracer: Tracer, own: str, watches: Mapping[str, Watch]) -> None:
+    def __init__(
+        self,
+        inner: Profiler,
+        tracer: Tracer,
+        own: str,
+        watches: Mapping[str, Watch],
+        failed: Callable[[Exception], None],
+    ) -> None:
         # Profiler.__init__ is left out on purpose: its attributes are the inner one's
         object.__setattr__(self, "inner", inner)
-        object.__setattr__(self, "actions", _Actions(tracer, own, watches))
+        object.__setattr__(self, "actions", _Actions(tracer, own, watches, failed))
         self.rewire(inner)
 
     inner: Profiler
@@ -156,55 +164,85 @@ class RecordingProfiler(Profiler):
 class _Actions(dict[str, _Action]):
     """Action name -> its context manager, made at the first use."""
 
-    def __init__(self, tracer: Tracer, own: str, watches: Mapping[str, Watch]) -> None:
+    def __init__(
+        self, tracer: Tracer, own: str, watches: Mapping[str, Watch], failed: Callable[[Exception], None]
+    ) -> None:
         super().__init__()
-        self._tracer, self._own, self._watches = tracer, own, watches
+        self._track, self._own, self._watches, self._failed = tracer.track, own, watches, failed
+        self._numbered: dict[str, list[int]] = {}
 
     def __missing__(self, action: str) -> _Action:
+        try:
+            return self._make(action)
+        except Exception as error:  # noqa: BLE001 - a name that is no text, say: the training goes on
+            self._failed(error)
+            return _Unrecorded()
+
+    def _make(self, action: str) -> _Action:
         if action.startswith(self._own):
             made: _Action = _Unrecorded()
         else:
             name, category = phase_of(action)
             if len(self) >= MOST_ACTIONS:
-                return self._once(name, category)
-            begin, end = self._tracer.handle(name, category)
-            fail = self._tracer.track.failing(name, category)
+                return self._once(action, name, category)
+            _, begin, end = self._track.pair(name, category)
+            fail = self._track.failing(name, category)
             last = action.rpartition(".")[2]
-            watch = self._watches.get(last)
+            watch = self._watches.get(last) if category != "callback" else None
             if watch is None and action.startswith("[LightningModule]"):
                 watch = self._watches.get(f"[LightningModule].{last}")
-            made = _Action(begin, end, fail) if watch is None else _watched(begin, end, fail, watch)
+            made = _Action(begin, end, fail) if watch is None else _watched(begin, end, fail, watch, self._failed)
         self[action] = made
         return made
 
-    def _once(self, name: str, category: str) -> _Action:
-        track = self._tracer.track
-        idents: list[int] = []
+    def _once(self, action: str, name: str, category: str) -> _Action:
+        """One that is not kept: what its begin leaves for its end is kept while it is open."""
+        track, numbered = self._track, self._numbered
 
         def begin() -> None:
-            idents.append(track.begin(name, category, {}))
+            numbered.setdefault(action, []).append(track.begin(name, category, {}))
 
-        def end() -> None:
-            track.end(idents.pop())
+        def end(kind: type[BaseException] | None = None) -> None:
+            idents = numbered.get(action)
+            if idents:  # else it began before us
+                track.end(idents.pop(), None if kind is None else {"error": kind.__name__})
+                if not idents:
+                    del numbered[action]
 
-        return _Action(begin, end, lambda kind: track.end(idents.pop(), {"error": kind.__name__}))
+        return _Action(begin, end, end)
 
 
 def _watched(
-    begin: Callable[[], None], end: Callable[[], None], fail: Callable[[type[BaseException]], None], watch: Watch
+    begin: Callable[[], None],
+    end: Callable[[], None],
+    fail: Callable[[type[BaseException]], None],
+    watch: Watch,
+    failed: Callable[[Exception], None],
 ) -> _Action:
+    before, ending, after = watch
+
     def watched_begin() -> None:
-        if watch.before is None or watch.before():
-            begin()
+        try:
+            if before is not None and not before():
+                return
+        except Exception as error:  # noqa: BLE001 - instrumentation never kills a training run
+            failed(error)
+        begin()
 
     def watched_end(kind: type[BaseException] | None = None) -> None:
-        if watch.ending is not None:
-            watch.ending(kind)
+        try:
+            if ending is not None:
+                ending(kind)
+        except Exception as error:  # noqa: BLE001 - see above
+            failed(error)
         if kind is None:
             end()
         else:
             fail(kind)
-        if watch.after is not None:
-            watch.after()
+        try:
+            if after is not None:
+                after()
+        except Exception as error:  # noqa: BLE001 - see above
+            failed(error)
 
     return _Action(watched_begin, watched_end, watched_end)

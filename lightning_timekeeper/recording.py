@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from lightning_timekeeper.triggers import Counts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_timekeeper.files import TraceFiles
     from lightning_timekeeper.trace.tracer import Tracer
 
 CLOSE_S = 30.0
@@ -22,59 +24,98 @@ class Recording:
 
     The spans stand in one another: stage > epoch > ``run_training_epoch`` > step > Lightning's actions. A step begins
     with the fetch of its batch and ends where the next one's begins: no hook of Lightning's is there, but the
-    profiler's action is.
+    profiler's action is. In training all is taken from the profiler's actions, because a hook costs 3 µs a batch.
+
+    Args:
+        trainer: The run's.
+        stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        owner: The callback.
+        make: Makes the tracer, when recording begins.
+        failed: Is given what a call from the profiler or an optimizer raises.
+        closes: Whether the tracer is ours to close.
     """
 
-    def __init__(self, trainer: Any, stage: str, make: Callable[[], Tracer], own: str, *, closes: bool) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        stage: str,
+        owner: Any,
+        make: Callable[[], Tracer],
+        failed: Callable[[Exception], None],
+        *,
+        closes: bool,
+    ) -> None:
+        self.trainer = trainer
         self.stage = stage
         self.tracer: Tracer | None = None
         self.recording = False
         self.wanted = True
-        self.in_batch = False
         self.counts = Counts()
-        self._trainer = trainer
+        self.eval_batches = 0
+        self.rotate_to: str | None = None
+        self.files: TraceFiles | None = None
+        self.writer: Callable[[str], Any] | None = None
+        self._owner = owner
         self._make = make
-        self._own = own
+        self._failed = failed
         self._closes = closes
         self._proxy: RecordingProfiler | None = None
-        self.version = 0
-        self.writer: Callable[[str], Any] | None = None
-        self.rotates = False
-        self.rotate_to: str | None = None
-        self.eval_batches = 0
         self._open: list[tuple[str, int]] = []  # our own spans, the outermost first
-        self._batch_args: dict[str, Any] | None = None
+        self._batch_args: dict[str, Any] | None = None  # of the open step, once its batch is known
+        self._ready = -1  # batches that Lightning has begun, when the open step's is one of them
+        self._in_batch = False
+        self._trial = False
         self._hooks: list[Any] = []
         self._optimizer_open: int | None = None
         self._since_ns: int | None = None
         self._stop_told = False
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing can be recorded any more: the file was full, or could not be written."""
+        return self.tracer is not None and (self.tracer._drain is None or self.tracer._drain.ended)
+
+    def open(self) -> None:
+        """Open the file, where there is none yet.
+
+        Raises:
+            OSError: Where it cannot be opened.
+        """
+        if self.tracer is None:
+            self.tracer = self._make()
+
     # ---- recording on and off --------------------------------------------------------------------------------------
     def start(self, *, in_epoch: bool) -> None:
         """Begin to record: the file where there is none yet, the profiler, and the spans that are open already."""
-        if self.tracer is None:
-            self.tracer = self._make()
-        fetch = Watch(before=self._fetch)
+        self.open()
+        tracer = self.tracer
+        assert tracer is not None  # noqa: S101 - open() made it
+        fetch, evaluated = Watch(before=self._fetch), Watch(ending=self._batch_ran)
         watches = {
             "train_dataloader_next": fetch,
             "val_next": fetch,
             "test_next": fetch,
             "predict_next": fetch,
             "run_training_epoch": Watch(before=self._epoch_runs, ending=self.end_step),
+            "run_training_batch": Watch(before=self._batch_runs, ending=self._batch_ran),
+            "validation_step": evaluated,
+            "test_step": evaluated,
+            "predict_step": evaluated,
             "save_checkpoint": Watch(after=self._saved),
             "configure_gradient_clipping": Watch(after=self._optimizer_begins),
             "[LightningModule].on_before_optimizer_step": Watch(after=self._manual_optimizer_begins),
             "optimizer_step": Watch(ending=self._optimizer_ends),
         }
-        self.tracer.enable()
+        tracer.enable()
         # spans that are open in a tracer of the user's own are the user's
-        self._since_ns = None if self._closes else self.tracer.now_ns()
+        self._since_ns = None if self._closes else tracer.now_ns()
         self._begin(self.stage, "loop")
         if in_epoch:
             self.begin_epoch()
-        inner = self._trainer.profiler
-        self._proxy = RecordingProfiler(inner, self.tracer, self._own, watches)
-        self._trainer.profiler = self._proxy
+        inner = self.trainer.profiler
+        own = f"[Callback]{self._owner.state_key}."
+        self._proxy = RecordingProfiler(inner, tracer, own, watches, self._failed)
+        self.trainer.profiler = self._proxy
         self.recording = self.wanted = True
 
     def stop(self) -> None:
@@ -83,6 +124,7 @@ class Recording:
         self.recording = False
         self._open.clear()
         self._batch_args = self._optimizer_open = None
+        self._in_batch = False
         if self.tracer is not None:
             self.tracer.disable()
             self.tracer.close_open({}, since_ns=self._since_ns)
@@ -94,31 +136,34 @@ class Recording:
         self._unwatch()
         self._restore_profiler()
         self.recording = False
-        if self.tracer is None:
-            return
         if self._open and not mark:
             self._end_through(self._open[0][0])
+        self._close_tracer(mark)
+
+    def abandon(self) -> None:
+        """After a failure of ours: leave all as it was found, as far as that goes."""
+        self.recording = False
+        for each in (self._unwatch, self._restore_profiler, lambda: self._close_tracer({"error": "TimelineTrace"})):
+            with contextlib.suppress(Exception):
+                each()
+
+    def _close_tracer(self, mark: dict[str, Any]) -> None:
+        if self.tracer is None:
+            return
         if self._closes:
             self.tracer.close(CLOSE_S, mark=mark or None)
         else:
             self.tracer.close_open(mark, since_ns=self._since_ns)
             self.tracer.disable()
 
-    def abandon(self) -> None:
-        """After a failure of ours: leave all as it was found."""
-        try:
-            self.close({"error": "TimelineTrace"})
-        except Exception:  # noqa: BLE001 - it has been warned of
-            self._restore_profiler()
-
     def _restore_profiler(self) -> None:
         proxy, self._proxy = self._proxy, None
         if proxy is None:
             return
-        if self._trainer.profiler is proxy:
-            self._trainer.profiler = proxy.inner
+        if self.trainer.profiler is proxy:
+            self.trainer.profiler = proxy.inner
             return
-        outer = self._trainer.profiler  # another TimelineTrace's, set up after us
+        outer = self.trainer.profiler  # another TimelineTrace's, set up after us
         while isinstance(outer, RecordingProfiler):
             if outer.inner is proxy:
                 outer.rewire(proxy.inner)
@@ -138,10 +183,12 @@ class Recording:
 
     def _begin_step(self) -> None:
         if self.recording and not self._step_open():
-            self._begin("step" if self._trainer.training else "batch", "loop")
+            name = "step" if self.trainer.training else "batch"
+            # the steps of the LR finder and of the batch size finder are none of the training's
+            self._begin(f"trial {name}" if self._trial else name, "loop")
 
     def _step_open(self) -> bool:
-        return bool(self._open) and self._open[-1][0] in ("step", "batch")
+        return bool(self._open) and self._open[-1][0].endswith(("step", "batch"))
 
     def _rotate(self) -> None:
         """Begin the new file that is due: where something begins, so that no file is left without a step."""
@@ -163,7 +210,7 @@ class Recording:
         if self.recording:
             self.end_step()
         if self.recording:
-            self._begin(name, "validation", step=self._trainer.global_step)
+            self._begin(name, "validation", step=self.trainer.global_step)
 
     def close_stage(self, name: str) -> None:
         """It ends."""
@@ -175,7 +222,7 @@ class Recording:
             self._end_through("epoch")
             self._rotate()
         if self._open and not self._is_open("epoch"):
-            self._begin("epoch", "loop", epoch=self._trainer.current_epoch)
+            self._begin("epoch", "loop", epoch=self.trainer.current_epoch)
 
     def end_epoch(self) -> None:
         """The last epoch ends."""
@@ -183,66 +230,111 @@ class Recording:
 
     def _fetch(self) -> bool:
         """A batch is about to be fetched: the step before it is over, and its own begins."""
-        if not self.in_batch:  # a training_step that takes its batches itself fetches within a step
-            if self._batch_args is not None:
-                self._note_sync()
-                self.end_step()
-            self._rotate()
-            self._begin_step()
+        trainer = self.trainer
+        self._trial = self._owner not in trainer.callbacks  # the tuner runs without us, and tells of no batch
+        if self._in_batch or (self._trial and not trainer.training):
+            return self.recording  # a step that takes its batches itself fetches within
+        if self._has_batch():
+            self._note_sync()
+            self.end_step()
+        self._rotate()
+        self._begin_step()
+        if trainer.training and self.recording:
+            loop = trainer.fit_loop.epoch_loop
+            self._know_batch(loop.batch_idx + 1)
+            self._ready = loop.batch_progress.current.ready + 1
         return self.recording
 
     def _note_sync(self) -> None:
         """Between a step's last hook and the next fetch a rank waits for the others: Lightning broadcasts there."""
-        if self.tracer is not None and self._trainer.world_size > 1 and self._trainer.training:
+        if self.tracer is not None and self.trainer.world_size > 1 and self.trainer.training:
             self.tracer.track.since_last("sync", "sync")
 
     def _epoch_runs(self) -> bool:
         """An epoch that was left half done goes on: then no hook has told of it."""
-        self.begin_epoch()
+        if self._owner in self.trainer.callbacks:  # else see _fetch
+            self.begin_epoch()
         return self.recording
 
-    def begin_batch(self, batch_idx: int, dataloader_idx: int) -> None:
-        """The batch of the open step is known."""
-        self.in_batch = True
-        if self._batch_args is not None:  # no fetch was seen since: training_step takes its batches itself
-            self.end_step()
-        if not self.recording:
-            return
-        self._begin_step()
-        trainer = self._trainer
+    def _batch_runs(self) -> bool:
+        """A training batch is run, be it that it was fetched, or that training_step fetches it itself."""
+        if self.recording:
+            loop = self.trainer.fit_loop.epoch_loop
+            if not self._step_open() or self._ready != loop.batch_progress.current.ready:
+                if self._step_open():
+                    self._note_sync()
+                self.end_step()
+                self._begin_step()
+                self._know_batch(loop.batch_idx)
+                self._ready = loop.batch_progress.current.ready
+        self._in_batch = self.recording
+        return self.recording
+
+    def _batch_ran(self, error: type[BaseException] | None) -> None:
+        self._in_batch = False
+
+    def _has_batch(self) -> bool:
+        """Whether the open step got its batch: the fetch may have found that there is none."""
+        if self._batch_args is None or not self.trainer.training:
+            return self._batch_args is not None
+        return bool(self._ready <= self.trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+    def _know_batch(self, batch_idx: int, dataloader_idx: int = 0) -> None:
+        trainer = self.trainer
         self._batch_args = {"epoch": trainer.current_epoch, "batch": batch_idx, "step": trainer.global_step}
         if dataloader_idx:
             self._batch_args["dataloader"] = dataloader_idx
 
+    def begin_eval_batch(self, batch_idx: int, dataloader_idx: int) -> None:
+        """The batch of the open step is known."""
+        if self._batch_args is not None:  # no fetch was seen since: the step takes its batches itself
+            self.end_step()
+        if self.recording:
+            self._begin_step()
+            self._know_batch(batch_idx, dataloader_idx)
+            self._in_batch = True
+
     def end_step(self, error: type[BaseException] | None = None) -> None:
         """The open step is over."""
         if self._step_open():
+            if not self._has_batch() and self._batch_args is not None:
+                self._batch_args = {"batch": "none"}
             if error is not None:
                 self._batch_args = {**(self._batch_args or {}), "error": error.__name__}
             self._end_through(self._open[-1][0])
+            self._in_batch = False
+        self.note_stop()
         self.between_steps()
 
     def between_steps(self) -> None:
         """Where a window closes: each step is recorded whole, or not."""
-        if self.recording and not self.wanted:
+        # after a full disk or max_events, the user's profiler goes on alone
+        if self.recording and (not self.wanted or self.over):
+            self.wanted = False
             self.stop()
 
     # ---- optimizer time --------------------------------------------------------------------------------------------
     def watch_optimizers(self) -> None:
         """Learn from torch when an optimizer has stepped."""
         self._unwatch()
-        for optimizer in self._trainer.optimizers:
+        for optimizer in self.trainer.optimizers:
             register = getattr(optimizer, "register_step_post_hook", None)
             if callable(register):
-                self._hooks.append(register(lambda *_: self._optimizer_ends()))
+                self._hooks.append(register(self._optimizer_stepped))
 
     def _unwatch(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
+    def _optimizer_stepped(self, *_: Any) -> None:
+        try:
+            self._optimizer_ends()
+        except Exception as error:  # noqa: BLE001 - torch calls it, in the middle of the user's step
+            self._failed(error)
+
     def _manual_optimizer_begins(self) -> None:
-        if not self._trainer.lightning_module.automatic_optimization:
+        if not self.trainer.lightning_module.automatic_optimization:
             self._optimizer_begins()
 
     def _optimizer_begins(self) -> None:
@@ -257,7 +349,7 @@ class Recording:
 
     def note_stop(self) -> None:
         """Mark, once, that the training is to stop, and which limit of a Timer it is, if it is one."""
-        trainer = self._trainer
+        trainer = self.trainer
         if self._stop_told or not trainer.should_stop or self.tracer is None or not self.recording:
             return
         self._stop_told = True
@@ -279,7 +371,7 @@ class Recording:
 
     def count(self) -> Counts:
         """The counters of the running stage."""
-        trainer = self._trainer
+        trainer = self.trainer
         if self.stage != "fit":
             return Counts(trainer.global_step, self.eval_batches, 0)
         batches = trainer.fit_loop.epoch_loop.batch_progress.total.processed

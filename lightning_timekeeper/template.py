@@ -51,6 +51,12 @@ class Template:
                 raise ValueError(f"{self._error} {field!r} is not one of them.")
         if "/" in re.sub(r"\{[^}]*\}", "", text) and ".." in text.split("/"):
             raise ValueError(f"{self._error} It may not leave the directory.")
+        for _, field, spec, _ in fields:
+            if field is not None:
+                try:
+                    format("fit" if field == "stage" else 1.0 if field in self.metrics else 1, spec or "")
+                except ValueError as error:
+                    raise ValueError(f"{self._error} {field}: {error}.") from None
 
     def fill(self, values: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
         """The file's name.

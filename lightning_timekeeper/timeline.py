@@ -10,11 +10,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_timekeeper.files import TraceFiles, attempt
 from lightning_timekeeper.hooks import drop_empty_hooks
 from lightning_timekeeper.recording import Recording
-from lightning_timekeeper.template import Template, free_version, join, versioned, with_rank
+from lightning_timekeeper.template import Template
 from lightning_timekeeper.trace.tracer import Tracer
-from lightning_timekeeper.trace.writer import is_url, trouble
+from lightning_timekeeper.trace.writer import trouble
 from lightning_timekeeper.triggers import Counts, as_trigger
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ class TimelineTrace(Callback):
         summary: bool = True,
     ) -> None:
         super().__init__()
-        drop_empty_hooks(self)
         try:
             self._trigger: Trigger = as_trigger(trigger, "TimelineTrace(trigger")
             self._enable: Trigger = as_trigger(enable, "TimelineTrace(enable")
@@ -112,24 +112,30 @@ class TimelineTrace(Callback):
             raise MisconfigurationException(f"`TimelineTrace(dirpath={dirpath!r})`: expected a directory or a URL.")
         self._given = {"filename": filename, "dirpath": dirpath, "enable": enable, "disable": disable}
         self._starts_off = enable is not None
+        rotates = self._template is not None and tracer is None and bool(self._template.keys & {"epoch", "step"})
+        self._rotates = rotates
         self._schedule = schedule
         self._own_tracer = tracer
         self._writer = writer
         self._dirpath = None if dirpath is None else os.fspath(dirpath)
-        self._directory = "."
         self._max_events = max_events
         self._min_duration_us = min(float(min_duration_us), 1e12)
         self._summary = summary
-        self._run: Recording | None = None
+        self._runs: list[Recording] = []  # more than one where a Trainer runs inside another's
         self._last_tracer: Tracer | None = None
         self._restored: bool | None = None
         self._was_recording = not self._starts_off
+        drop_empty_hooks(self)
+        if not (rotates or enable is not None or disable is not None or schedule is not None):
+            for hook in _BATCH_ENDS:  # no trigger to look at; see drop_empty_hooks
+                if getattr(type(self), hook) is getattr(TimelineTrace, hook):
+                    vars(self)[hook] = None
 
     # ---- what users read -------------------------------------------------------------------------------------------
     @property
     def tracer(self) -> Tracer | None:
         """The tracer of this run, or of the latest; None before the first span was recorded."""
-        return self._run.tracer if self._run is not None else self._last_tracer
+        return self._runs[-1].tracer if self._runs else self._last_tracer
 
     @property
     def path(self) -> str | None:
@@ -143,118 +149,98 @@ class TimelineTrace(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Whether it was recording: all that a resumed run cannot derive from its counters."""
-        return {"recording": self._was_recording if self._run is None else self._run.wanted}
+        return {"recording": self._runs[-1].wanted if self._runs else self._was_recording}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` gave."""
-        recording = state_dict.get("recording")
+        recording = state_dict.get("recording") if isinstance(state_dict, dict) else None
         self._restored = recording if isinstance(recording, bool) else None
 
     def __getstate__(self) -> dict[str, Any]:
         # threads and files stay in their process
-        return {**self.__dict__, "_run": None, "_last_tracer": None}
+        return {**self.__dict__, "_runs": [], "_last_tracer": None}
 
     # ---- the run ---------------------------------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file and take the profiler's place."""
-        self._close({"unfinished": True})  # of a run that ended without a word
+        for run in reversed(self._runs):  # that ended without a word, as where another callback's on_exception raises
+            if run.trainer is trainer or run.trainer.state.status != "running":
+                self._close(run, {"unfinished": True})
         self._was_recording = not self._starts_off
         self._restored = None
         stage = str(getattr(stage, "value", stage))
-        make, version = self._tracer_factory(trainer, stage)
-        self._run = run = Recording(
-            trainer, stage, make, f"[Callback]{self.state_key}.", closes=self._own_tracer is None
-        )
-        run.version, run.writer = version, self._writer
-        template = self._template
-        run.rotates = template is not None and self._own_tracer is None and bool(template.keys & {"epoch", "step"})
-        if self._starts_off or self._schedule is not None:
-            return
+        run = self._new_run(trainer, stage)
         # here, before training, a path that cannot be opened is the user's to hear of
-        run.start(in_epoch=False)
+        if self._starts_off or self._schedule is not None:
+            if run.files is not None:
+                run.files.check()
+        else:
+            run.open()
+        if run.over and self._own_tracer is not None:
+            trouble(f"`TimelineTrace(tracer=...)`: the tracer has ended; nothing of this {stage} is recorded.")
+            return
+        self._runs.append(run)
+        if run.tracer is not None:
+            self._guard(trainer, lambda run: run.start(in_epoch=False))
 
-    def _tracer_factory(self, trainer: pl.Trainer, stage: str) -> tuple[Callable[[], Tracer], int]:
-        given = self._own_tracer
-        if given is not None:
-            return lambda: given, 0
-        # collective calls: on every rank, in the same order, whatever each of them will record
-        log_dir = trainer.log_dir
-        if self._dirpath is None:
-            self._directory = log_dir or trainer.default_root_dir or "."
-        version = 0
-        if trainer.is_global_zero and self._writer is None and self._template is not None:
-            ranks = range(trainer.world_size)
-            version = free_version([self._named(trainer, stage, rank, 0) for rank in ranks], _exists)
-        if trainer.world_size > 1:
-            version = trainer.strategy.broadcast(version)
-        path = self._path(trainer, stage, version, epoch=0)
+    def _new_run(self, trainer: pl.Trainer, stage: str) -> Recording:
+        given, template = self._own_tracer, self._template
+        files: TraceFiles | None = None
+        if given is None and template is not None:
+            files = TraceFiles(trainer, stage, template, self._dirpath, looks=self._writer is None)
         world_size, rank, node = trainer.world_size, trainer.global_rank, trainer.node_rank
-        metadata = {"rank": rank, "world_size": world_size, "node": node, "attempt": _attempt(), "stage": stage}
         several_hosts = getattr(trainer, "num_nodes", 1) > 1
 
         def make() -> Tracer:
+            if given is not None:
+                return given
             return Tracer(
-                path,
+                files.path(trainer.current_epoch) if files is not None else None,
                 opener=self._writer,
                 max_events=self._max_events,
                 min_duration_us={"callback": self._min_duration_us, "module": self._min_duration_us},
                 process_name=f"rank {rank} ({socket.gethostname()}, pid {os.getpid()})",
-                metadata=metadata,
+                metadata={"rank": rank, "world_size": world_size, "node": node, "attempt": attempt(), "stage": stage},
                 pid=10_000_000 + rank if several_hosts else os.getpid(),
                 sort_index=rank,
             )
 
-        return make, version
+        run = Recording(trainer, stage, self, make, lambda error: self._fail(run, error), closes=given is None)
+        run.writer = self._writer
+        run.files = files
+        return run
 
-    def _named(self, trainer: pl.Trainer, stage: str, rank: int, epoch: int) -> str:
-        """The path of a rank's file, without a version."""
-        template = self._template
-        assert template is not None  # noqa: S101 - the callers know
-        if trainer.world_size > 1 and "rank" not in template.keys:
-            template = Template(with_rank(template.text))
-        values = {
-            "stage": stage,
-            "rank": rank,
-            "node": trainer.node_rank,
-            "world_size": trainer.world_size,
-            "epoch": epoch,
-            "step": trainer.global_step,
-            "attempt": _attempt(),
-        }
-        return join(self._dirpath or self._directory, template.fill(values, trainer.callback_metrics))
+    # ---- what must not reach the training --------------------------------------------------------------------------
+    def _guard(self, trainer: pl.Trainer, hook: Callable[[Recording], None]) -> None:
+        """Call a hook of a Trainer's run; a failure of ours ends the recording with one warning, and nothing else."""
+        for run in reversed(self._runs):
+            if run.trainer is trainer:
+                try:
+                    hook(run)
+                except Exception as error:  # noqa: BLE001 - instrumentation never kills a training run
+                    self._fail(run, error)
+                return
 
-    def _path(self, trainer: pl.Trainer, stage: str, version: int, epoch: int) -> str | None:
-        """The path of this rank's file; no collective call."""
-        if self._template is None:
-            return None
-        path = self._named(trainer, stage, trainer.global_rank, epoch)
-        if self._writer is None:
-            version = free_version([path], _exists, version)
-        return versioned(path, version)
-
-    def _guard(self, hook: Callable[[Recording], None]) -> None:
-        """Call a hook of the run; a failure of ours ends the recording with one warning, and nothing else."""
-        run = self._run
-        if run is None:
-            return
-        try:
-            hook(run)
-        except Exception as error:  # noqa: BLE001 - instrumentation never kills a training run
-            self._run = None
+    def _fail(self, run: Recording, error: Exception) -> None:
+        if run in self._runs:  # else it has been told
+            self._runs.remove(run)
             self._last_tracer = run.tracer
             trouble(f"TimelineTrace stopped recording: {type(error).__name__}: {error}")
             run.abandon()
 
-    def _close(self, mark: dict[str, Any]) -> None:
-        self._guard(lambda run: run.close(mark))
-        if self._run is not None:
-            self._was_recording, self._last_tracer = self._run.wanted, self._run.tracer
-            self._run = None
+    def _close(self, run: Recording, mark: dict[str, Any]) -> None:
+        self._guard(run.trainer, lambda run: run.close(mark))
+        if run in self._runs:
+            self._runs.remove(run)
+            self._was_recording, self._last_tracer = run.wanted, run.tracer
 
     def _advance(self, run: Recording, trainer: pl.Trainer, *, in_epoch: bool) -> None:
         """Look at the triggers, after a batch or an epoch."""
         before, after = run.counts, run.count()
         run.counts = after
+        if run.over:
+            run.wanted = False
+            return
         if self._schedule is not None:
             run.wanted = _records(self._schedule, after.step)
         elif self._disable.fires(before, after, trainer):
@@ -263,8 +249,8 @@ class TimelineTrace(Callback):
             run.wanted = True
         if run.wanted and not run.recording:
             run.start(in_epoch=in_epoch)
-        if run.rotates and self._trigger.fires(before, after, trainer):
-            run.rotate_to = self._path(trainer, run.stage, run.version, after.epoch)
+        if self._rotates and self._trigger.fires(before, after, trainer) and run.files is not None:
+            run.rotate_to = run.files.path(after.epoch)
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -282,29 +268,29 @@ class TimelineTrace(Callback):
             if run.wanted and not run.recording:
                 run.start(in_epoch=False)
 
-        self._guard(begin)
+        self._guard(trainer, begin)
 
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open ``sanity check``."""
-        self._guard(lambda run: run.open_stage("sanity check"))
+        self._guard(trainer, lambda run: run.open_stage("sanity check"))
 
     def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close it."""
-        self._guard(lambda run: run.close_stage("sanity check"))
+        self._guard(trainer, lambda run: run.close_stage("sanity check"))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open ``validate``, within a fit."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._guard(lambda run: run.open_stage("validate"))
+            self._guard(trainer, lambda run: run.open_stage("validate"))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close it."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._guard(lambda run: run.close_stage("validate"))
+            self._guard(trainer, lambda run: run.close_stage("validate"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open ``epoch``."""
-        self._guard(lambda run: run.begin_epoch(new=True))
+        self._guard(trainer, lambda run: run.begin_epoch(new=True))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the triggers that count epochs."""
@@ -314,50 +300,37 @@ class TimelineTrace(Callback):
             self._advance(run, trainer, in_epoch=False)
             run.between_steps()
 
-        self._guard(end)
+        self._guard(trainer, end)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the last epoch."""
-        self._guard(Recording.end_epoch)
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Name the step."""
-        self._guard(lambda run: run.begin_batch(batch_idx, 0))
+        self._guard(trainer, Recording.end_epoch)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Look at the triggers."""
-
-        def end(run: Recording) -> None:
-            run.in_batch = False
-            run.note_stop()
-            self._advance(run, trainer, in_epoch=True)
-
-        self._guard(end)
+        self._guard(trainer, lambda run: self._advance(run, trainer, in_epoch=True))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Name the step."""
-        self._guard(lambda run: run.begin_batch(batch_idx, dataloader_idx))
+        self._guard(trainer, lambda run: run.begin_eval_batch(batch_idx, dataloader_idx))
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Look at the triggers, outside a fit: within one they count its own batches."""
 
         def end(run: Recording) -> None:
-            run.in_batch = False
             if run.stage != "fit":
                 run.eval_batches += 1
                 self._advance(run, trainer, in_epoch=False)
 
-        self._guard(end)
+        self._guard(trainer, end)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the last step."""
-        self._guard(lambda run: run.end_step())
+        self._guard(trainer, lambda run: run.end_step())
 
     on_test_batch_start = on_validation_batch_start
     on_test_batch_end = on_validation_batch_end
@@ -372,19 +345,21 @@ class TimelineTrace(Callback):
         def fail(run: Recording) -> None:
             if run.recording and run.tracer is not None:
                 run.tracer.instant("exception", "timekeeper", type=type(exception).__name__)
+            self._close(run, {"error": type(exception).__name__})
 
-        self._guard(fail)
-        self._close({"error": type(exception).__name__})
+        self._guard(trainer, fail)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Close the file, and say where the time went."""
-        run = self._run
-        self._close({})
-        if run is not None:
+
+        def end(run: Recording) -> None:
+            self._close(run, {})
             self._tell(trainer, run)
 
+        self._guard(trainer, end)
+
     def _tell(self, trainer: pl.Trainer, run: Recording) -> None:
-        tracer = self._last_tracer
+        tracer = run.tracer
         if tracer is None:
             rank_zero_info(f"TimelineTrace: no window opened in this {run.stage}, so there is no trace of it.")
             return
@@ -400,23 +375,8 @@ class TimelineTrace(Callback):
             rank_zero_info(f"TimelineTrace: no summary of {tracer.path}: {error}")
 
 
+_BATCH_ENDS = ("on_train_batch_end", "on_validation_batch_end", "on_test_batch_end", "on_predict_batch_end")
+
+
 def _records(schedule: Callable[[int], Any], step: int) -> bool:
     return str(getattr(schedule(step), "name", "")).startswith("RECORD")
-
-
-def _attempt() -> int:
-    """Which start of this job it is, as Slurm and torchrun count them."""
-    for variable in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"):
-        value = os.environ.get(variable, "")
-        if value.isdecimal():
-            return int(value)
-    return 0
-
-
-def _exists(path: str) -> bool:
-    if not is_url(path):
-        return os.path.lexists(path)
-    import fsspec  # noqa: PLC0415 - only where a URL is given
-
-    filesystem, inner = fsspec.core.url_to_fs(path)
-    return bool(filesystem.exists(inner))

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_timekeeper import read_events
+from lightning_timekeeper import TimelineTrace, read_events
 
 
 class Points(Dataset):
@@ -70,6 +70,11 @@ def trainer(directory, *callbacks, **arguments):
     return Trainer(**{**settings, **arguments})
 
 
+def quiet(**arguments):
+    """A TimelineTrace that prints nothing."""
+    return TimelineTrace(summary=False, **arguments)
+
+
 def spans_of(path):
     """The spans of a trace that is whole JSON, nested strictly: dicts with name, cat, args, start and end in ns."""
     source = path if not str(path).endswith(".json") else None
@@ -116,6 +121,11 @@ def assert_nested(spans):
                 stack.pop()
             assert not stack or span["end"] <= stack[-1]["end"], (stack[-1], span)
             stack.append(span)
+
+
+def steps_of(path):
+    """The optimizer steps of a trace's training steps, in order."""
+    return [step["args"]["step"] for step in named(spans_of(path), "step")]
 
 
 def named(spans, name):

@@ -17,17 +17,9 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from runs import Model, inside, named, spans_in, spans_of, trainer
+from runs import Model, inside, named, quiet, spans_in, spans_of, steps_of, trainer
 
 from lightning_timekeeper import At, Every, TimelineTrace, Timer, Tracer, counter, get_tracer, read_events, span
-
-
-def quiet(**arguments):
-    return TimelineTrace(summary=False, **arguments)
-
-
-def steps_of(path):
-    return [step["args"]["step"] for step in named(spans_of(path), "step")]
 
 
 # ---- what is recorded ------------------------------------------------------------------------------------------------
@@ -491,77 +483,7 @@ def test_pickles_before_and_after_a_run(tmp_path):
     assert pickle.loads(pickle.dumps(trace)).tracer is None
 
 
-# ---- bad ends --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
-def test_an_exception_closes_the_file(tmp_path, error):
-    """The file is whole, the open spans are marked, the exception is in it, and the run ends as without us."""
-
-    class Fails(Model):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.global_step == 5:
-                raise error
-            return super().training_step(batch, batch_idx)
-
-    runner = trainer(tmp_path, quiet())
-    before = runner.profiler
-    expected = SystemExit if isinstance(error, KeyboardInterrupt) else type(error)
-    with pytest.raises(expected):
-        runner.fit(Fails())
-    assert runner.profiler is before
-    assert get_tracer() is None
-    events = json.loads((tmp_path / "fit-rank0.json").read_bytes())
-    spans = spans_in(events)
-    marked = {each["name"] for each in spans if each["args"].get("error") == type(error).__name__}
-    assert marked >= {"fit", "epoch", "step"}
-    (mark,) = [event for event in events if event.get("name") == "exception"]
-    assert mark["args"] == {"type": type(error).__name__}
-
-
-def test_a_failure_of_ours_ends_the_recording_only(tmp_path, monkeypatch):
-    """One warning, the training goes to its end, the profiler is back, and the file opens."""
-    from lightning_timekeeper.recording import Recording
-
-    def broken(self, batch_idx, dataloader_idx):
-        if self._trainer.global_step == 3:
-            raise RuntimeError("a bug of ours")
-        return original(self, batch_idx, dataloader_idx)
-
-    original = Recording.begin_batch
-    monkeypatch.setattr(Recording, "begin_batch", broken)
-    runner = trainer(tmp_path, quiet())
-    with pytest.warns(RuntimeWarning, match="a bug of ours") as warned:
-        runner.fit(Model())
-    assert [str(each.message) for each in warned if each.category is RuntimeWarning] == [
-        "TimelineTrace stopped recording: RuntimeError: a bug of ours"
-    ]
-    assert runner.global_step == 16
-    assert type(runner.profiler) is PassThroughProfiler
-    assert len(named(spans_of(tmp_path / "fit-rank0.json"), "step")) >= 3
-
-
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_file_that_cannot_be_written_ends_the_recording_only(tmp_path, fails_at):
-    """A full disk: one warning, and the training goes to its end."""
-
-    class Full:
-        writes = 0
-
-        def write(self, data):
-            self.writes += 1
-            if self.writes >= fails_at:
-                raise OSError(28, "No space left on device")
-            return len(data)
-
-        def close(self):
-            pass
-
-    runner = trainer(tmp_path, quiet(writer=lambda path: Full()))
-    with pytest.warns(RuntimeWarning, match="No space left") as warned:
-        runner.fit(Model())
-    assert len([each for each in warned if each.category is RuntimeWarning]) == 1
-    assert runner.global_step == 16
-
-
+# ---- the end ---------------------------------------------------------------------------------------------------------
 def test_the_summary_is_printed_once(tmp_path, caplog):
     """Phases and shares, and where the trace lies."""
     with caplog.at_level("INFO"):
