@@ -145,9 +145,11 @@ class Drain:
             # it ends at once then; `join` takes a lock that a signal handler's close may find taken
             while self._thread.is_alive() and time.monotonic() < min(until_s, started_s + 1.0):
                 time.sleep(0.0002)
-        if self.sink.wait(until_s - time.monotonic()) and self._finished:
+        sinks = [*self._former, self.sink]  # a file before the last switch may not have its end yet
+        if all(sink.wait(until_s - time.monotonic()) for sink in sinks) and self._finished:
             return bool(self._failures)
-        self._give_up(self.sink.error or TimeoutError(f"not done within {timeout_s:g} s"))
+        errors = [sink.error for sink in sinks if sink.error is not None]
+        self._give_up(errors[0] if errors else TimeoutError(f"not done within {timeout_s:g} s"))
         return False
 
     def _ask(self, job: Callable[[], None], timeout_s: float) -> bool:
