@@ -316,7 +316,7 @@ class TimelineTrace(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Name the step."""
-        self._guard(trainer, lambda run: run.begin_eval_batch(batch_idx, dataloader_idx))
+        self._guard(trainer, lambda run: run.evaluate(batch_idx, dataloader_idx))
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Look at the triggers, outside a fit: within one they count its own batches."""

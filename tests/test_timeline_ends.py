@@ -18,6 +18,7 @@ from runs import Model, named, quiet, spans_in, spans_of, steps_of, trainer
 
 from lightning_timekeeper import Tracer, get_tracer, read_events
 from lightning_timekeeper.recording import Recording
+from lightning_timekeeper.steps import OptimizerTime, Steps
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
@@ -148,19 +149,20 @@ def test_should_stop(tmp_path):
 
 # ---- failures of ours ------------------------------------------------------------------------------------------------
 METHODS = [
-    name
-    for name, value in vars(Recording).items()
+    (owner, name)
+    for owner in (Recording, Steps, OptimizerTime)
+    for name, value in vars(owner).items()
     # not the two that are there to catch failures
-    if callable(value) and not name.startswith("__") and name not in ("abandon", "_optimizer_stepped")
+    if callable(value) and not name.startswith("__") and name not in ("abandon", "stepped")
 ]
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["first call", "second call"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_failure_of_ours_ends_the_recording_only(tmp_path, monkeypatch, method, call):
+@pytest.mark.parametrize(("owner", "method"), METHODS)
+def test_a_failure_of_ours_ends_the_recording_only(tmp_path, monkeypatch, owner, method, call):
     """Whatever of the recording is broken: one warning, the training goes to its end, the profiler is back."""
     calls = []
-    original = getattr(Recording, method)
+    original = getattr(owner, method)
 
     def broken(self, *args, **kwargs):
         calls.append(method)
@@ -168,7 +170,7 @@ def test_a_failure_of_ours_ends_the_recording_only(tmp_path, monkeypatch, method
             raise RuntimeError("a bug of ours")
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(Recording, method, broken)
+    monkeypatch.setattr(owner, method, broken)
     checkpoint = ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=4)
     trace = quiet(enable=1, disable=14, filename="{epoch}.json")
     runner = trainer(tmp_path, trace, checkpoint, enable_checkpointing=True, num_sanity_val_steps=1)
@@ -193,7 +195,7 @@ def test_a_failure_in_an_optimizer_hook(tmp_path, monkeypatch):
     def broken(self, error=None):
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(Recording, "_optimizer_ends", broken)
+    monkeypatch.setattr(OptimizerTime, "ends", broken)
     runner = trainer(tmp_path, quiet())
     with pytest.warns(RuntimeWarning, match="a bug of ours"):
         runner.fit(Model())

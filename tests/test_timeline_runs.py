@@ -456,7 +456,6 @@ def test_two_traces_end_in_any_order(tmp_path, monkeypatch, fails, first_ends_fi
             assert steps_of(path) == list(range(end))
 
 
-@pytest.mark.slow
 def test_pytorch_profiler(tmp_path):
     """Its record_function names, in their number, are those without us, and its own schedule is kept."""
 
