@@ -148,7 +148,9 @@ class TimelineTrace(Callback):
         return self._generate_state_key(**{key: repr(value) for key, value in self._given.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether it was recording: all that a resumed run cannot derive from its counters."""
+        """Whether it was recording, where there is a window: all that a resumed run cannot derive from its counters."""
+        if self._given["enable"] is None and self._given["disable"] is None:
+            return {}
         return {"recording": self._runs[-1].wanted if self._runs else self._was_recording}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -264,6 +266,9 @@ class TimelineTrace(Callback):
                 before = Counts(-1, -1, -1) if counts == Counts() else counts
                 fires = self._enable.fires(before, counts, trainer) and not self._disable.fires(before, counts, trainer)
                 run.wanted = fires if self._restored is None else self._restored
+            elif self._restored is not None:
+                run.wanted = self._restored
+            run.between_steps()
             run.watch_optimizers()
             if run.wanted and not run.recording:
                 run.start(in_epoch=False)

@@ -277,16 +277,22 @@ def test_a_window_that_never_opens_leaves_no_file(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("stop_at", [3, 6])
+@pytest.mark.parametrize(
+    ("window", "steps"),
+    [({"enable": 5, "disable": 12}, range(5, 12)), ({"disable": 4}, range(4)), ({}, range(16))],
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_a_window_goes_on_after_a_resume(tmp_path, stop_at):
+def test_a_window_goes_on_after_a_resume(tmp_path, stop_at, window, steps):
     """Two runs, cut by a checkpoint before or inside the window, record the steps that one run would."""
-    window = {"enable": 5, "disable": 12}
-    checkpoint = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=stop_at)
+    checkpoint = ModelCheckpoint(tmp_path / "ckpt", filename="mid", every_n_train_steps=stop_at)
     trainer(tmp_path, quiet(**window), checkpoint, enable_checkpointing=True, max_steps=stop_at).fit(Model())
-    trainer(tmp_path, quiet(**window)).fit(Model(), ckpt_path=tmp_path / "mid.ckpt")
+    trainer(tmp_path, quiet(**window)).fit(Model(), ckpt_path=tmp_path / "ckpt" / "mid.ckpt")
     paths = [tmp_path / "fit-rank0.json", tmp_path / "fit-rank0-v1.json"]
-    assert [step for path in paths if path.exists() for step in steps_of(path)] == list(range(5, 12))
+    assert [step for path in paths if path.exists() for step in steps_of(path)] == list(steps)
+    state = torch.load(tmp_path / "ckpt" / "mid.ckpt", weights_only=True)["callbacks"]
+    assert any(key.startswith("TimelineTrace") for key in state) == bool(window)
 
 
 # ---- where -----------------------------------------------------------------------------------------------------------
