@@ -94,6 +94,7 @@ class RecordingProfiler(Profiler):
         watches: Last component of an action's name -> what is called around it. ``[LightningModule].x`` names the
             module's hook x alone.
         failed: Is given what a watch raises, which goes no further.
+        hook_raised: Is told of a callback's hook, by its name, that an exception has left.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class RecordingProfiler(Profiler):
         own: str,
         watches: Mapping[str, Watch],
         failed: Callable[[Exception], None],
+        hook_raised: Callable[[str, type[BaseException]], None],
     ) -> None:
         # Profiler.__init__ is left out on purpose: its attributes are the inner one's
         object.__setattr__(self, "inner", inner)
-        object.__setattr__(self, "actions", _Actions(tracer, own, watches, failed))
+        object.__setattr__(self, "actions", _Actions(tracer, own, watches, failed, hook_raised))
         self.rewire(inner)
 
     inner: Profiler
@@ -165,10 +167,16 @@ class _Actions(dict[str, _Action]):
     """Action name -> its context manager, made at the first use."""
 
     def __init__(
-        self, tracer: Tracer, own: str, watches: Mapping[str, Watch], failed: Callable[[Exception], None]
+        self,
+        tracer: Tracer,
+        own: str,
+        watches: Mapping[str, Watch],
+        failed: Callable[[Exception], None],
+        hook_raised: Callable[[str, type[BaseException]], None],
     ) -> None:
         super().__init__()
         self._track, self._own, self._watches, self._failed = tracer.track, own, watches, failed
+        self._hook_raised = hook_raised
         self._numbered: dict[str, list[int]] = {}
 
     def __missing__(self, action: str) -> _Action:
@@ -188,12 +196,25 @@ class _Actions(dict[str, _Action]):
             _, begin, end = self._track.pair(name, category)
             fail = self._track.failing(name, category)
             last = action.rpartition(".")[2]
-            watch = self._watches.get(last) if category != "callback" else None
+            if category == "callback":
+                watch, fail = None, self._raising(last, fail)
+            else:
+                watch = self._watches.get(last)
             if watch is None and action.startswith("[LightningModule]"):
                 watch = self._watches.get(f"[LightningModule].{last}")
             made = _Action(begin, end, fail) if watch is None else _watched(begin, end, fail, watch, self._failed)
         self[action] = made
         return made
+
+    def _raising(self, hook: str, fail: Callable[[type[BaseException]], None]) -> Callable[[type[BaseException]], None]:
+        def raised(kind: type[BaseException]) -> None:
+            fail(kind)
+            try:
+                self._hook_raised(hook, kind)
+            except Exception as error:  # noqa: BLE001 - instrumentation never kills a training run
+                self._failed(error)
+
+        return raised
 
     def _once(self, action: str, name: str, category: str) -> _Action:
         """One that is not kept: what its begin leaves for its end is kept while it is open."""

@@ -33,6 +33,7 @@ class Recording:
         owner: The callback.
         make: Makes the tracer, when recording begins.
         failed: Is given what a call from the profiler or an optimizer raises.
+        lost: Is told of an exception that ends the run, and of which no hook of the owner's will tell.
         closes: Whether the tracer is ours to close.
     """
 
@@ -43,6 +44,7 @@ class Recording:
         owner: Any,
         make: Callable[[], Tracer],
         failed: Callable[[Exception], None],
+        lost: Callable[[type[BaseException]], None],
         *,
         closes: bool,
     ) -> None:
@@ -59,6 +61,7 @@ class Recording:
         self._owner = owner
         self._make = make
         self._failed = failed
+        self._lost = lost
         self._closes = closes
         self._proxy: RecordingProfiler | None = None
         self._open: list[tuple[str, int]] = []  # our own spans, the outermost first
@@ -115,7 +118,7 @@ class Recording:
             self.begin_epoch()
         inner = self.trainer.profiler
         own = f"[Callback]{self._owner.state_key}."
-        self._proxy = RecordingProfiler(inner, tracer, own, watches, self._failed)
+        self._proxy = RecordingProfiler(inner, tracer, own, watches, self._failed, self._hook_raised)
         self.trainer.profiler = self._proxy
         self.recording = self.wanted = True
 
@@ -243,12 +246,20 @@ class Recording:
         """Where a window closes: each step is recorded whole, or not."""
         # after a full disk or max_events, the user's profiler goes on alone
         if self.recording and (not self.wanted or self.over):
-            self.wanted = False
             self.stop()
 
     def watch_optimizers(self) -> None:
         """Training begins."""
         self._optimizer.watch(self.trainer)
+
+    def _hook_raised(self, hook: str, error: type[BaseException]) -> None:
+        """An exception leaves another callback's hook.
+
+        The tuner takes all callbacks out of the Trainer while it tries, and leaves them out when it fails; and what
+        raises in ``on_exception`` keeps that of the callbacks after it from being called.
+        """
+        if hook == "on_exception" or self._owner not in self.trainer.callbacks:
+            self._lost(error)
 
     # ---- marks -----------------------------------------------------------------------------------------------------
     def note_stop(self) -> None:

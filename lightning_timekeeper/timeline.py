@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -110,8 +111,10 @@ class TimelineTrace(Callback):
             )
         if dirpath is not None and not isinstance(dirpath, (str, os.PathLike)):
             raise MisconfigurationException(f"`TimelineTrace(dirpath={dirpath!r})`: expected a directory or a URL.")
-        self._given = {"filename": filename, "dirpath": dirpath, "enable": enable, "disable": disable}
-        self._starts_off = enable is not None
+        # not dirpath: a resumed run, with a directory of its own, is to find its state
+        given = {"filename": filename, "enable": enable, "disable": disable}
+        self._state_key = self._generate_state_key(**{key: repr(value) for key, value in given.items()})
+        self._starts_off, self._ends = enable is not None, disable is not None
         rotates = self._template is not None and tracer is None and bool(self._template.keys & {"epoch", "step"})
         self._rotates = rotates
         self._schedule = schedule
@@ -123,6 +126,7 @@ class TimelineTrace(Callback):
         self._summary = summary
         self._runs: list[Recording] = []  # more than one where a Trainer runs inside another's
         self._last_tracer: Tracer | None = None
+        self._last_trainer: Callable[[], pl.Trainer | None] = _nobody  # weak
         self._restored: bool | None = None
         self._was_recording = not self._starts_off
         drop_empty_hooks(self)
@@ -145,12 +149,12 @@ class TimelineTrace(Callback):
     @property
     def state_key(self) -> str:
         """Tells two of us in one Trainer apart."""
-        return self._generate_state_key(**{key: repr(value) for key, value in self._given.items()})
+        return self._state_key  # Lightning asks for it at every hook
 
     def state_dict(self) -> dict[str, Any]:
         """Whether it was recording, where there is a window: all that a resumed run cannot derive from its counters."""
-        if self._given["enable"] is None and self._given["disable"] is None:
-            return {}
+        if not (self._starts_off or self._ends):
+            return {}  # nothing is put into the checkpoint: a resume without us warns of nothing
         return {"recording": self._runs[-1].wanted if self._runs else self._was_recording}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -160,7 +164,7 @@ class TimelineTrace(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # threads and files stay in their process
-        return {**self.__dict__, "_runs": [], "_last_tracer": None}
+        return {**self.__dict__, "_runs": [], "_last_tracer": None, "_last_trainer": _nobody}
 
     # ---- the run ---------------------------------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -168,8 +172,11 @@ class TimelineTrace(Callback):
         for run in reversed(self._runs):  # that ended without a word, as where another callback's on_exception raises
             if run.trainer is trainer or run.trainer.state.status != "running":
                 self._close(run, {"unfinished": True})
+        # a fit that goes on where the last one of this Trainer ended, as a resume does
+        windows = self._starts_off or self._ends
+        goes_on = windows and self._last_trainer() is trainer and trainer.global_step > 0
+        self._restored = self._was_recording if goes_on else None
         self._was_recording = not self._starts_off
-        self._restored = None
         stage = str(getattr(stage, "value", stage))
         run = self._new_run(trainer, stage)
         # here, before training, a path that cannot be opened is the user's to hear of
@@ -207,7 +214,15 @@ class TimelineTrace(Callback):
                 sort_index=rank,
             )
 
-        run = Recording(trainer, stage, self, make, lambda error: self._fail(run, error), closes=given is None)
+        run = Recording(
+            trainer,
+            stage,
+            self,
+            make,
+            failed=lambda error: self._fail(run, error),
+            lost=lambda error: self._end_badly(run, error),
+            closes=given is None,
+        )
         run.writer = self._writer
         run.files = files
         return run
@@ -234,14 +249,20 @@ class TimelineTrace(Callback):
         self._guard(run.trainer, lambda run: run.close(mark))
         if run in self._runs:
             self._runs.remove(run)
-            self._was_recording, self._last_tracer = run.wanted, run.tracer
+            self._last_tracer = run.tracer
+            if run.stage == "fit":
+                self._was_recording, self._last_trainer = run.wanted, weakref.ref(run.trainer)
+
+    def _end_badly(self, run: Recording, error: type[BaseException]) -> None:
+        if run.recording and run.tracer is not None:
+            run.tracer.instant("exception", "timekeeper", type=error.__name__)
+        self._close(run, {"error": error.__name__})
 
     def _advance(self, run: Recording, trainer: pl.Trainer, *, in_epoch: bool) -> None:
         """Look at the triggers, after a batch or an epoch."""
         before, after = run.counts, run.count()
         run.counts = after
         if run.over:
-            run.wanted = False
             return
         if self._schedule is not None:
             run.wanted = _records(self._schedule, after.step)
@@ -270,7 +291,7 @@ class TimelineTrace(Callback):
                 run.wanted = self._restored
             run.between_steps()
             run.watch_optimizers()
-            if run.wanted and not run.recording:
+            if run.wanted and not run.recording and not run.over:
                 run.start(in_epoch=False)
 
         self._guard(trainer, begin)
@@ -346,13 +367,7 @@ class TimelineTrace(Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Close the file: after an exception there is no teardown."""
-
-        def fail(run: Recording) -> None:
-            if run.recording and run.tracer is not None:
-                run.tracer.instant("exception", "timekeeper", type=type(exception).__name__)
-            self._close(run, {"error": type(exception).__name__})
-
-        self._guard(trainer, fail)
+        self._guard(trainer, lambda run: self._end_badly(run, type(exception)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Close the file, and say where the time went."""
@@ -381,6 +396,10 @@ class TimelineTrace(Callback):
 
 
 _BATCH_ENDS = ("on_train_batch_end", "on_validation_batch_end", "on_test_batch_end", "on_predict_batch_end")
+
+
+def _nobody() -> None:
+    return
 
 
 def _records(schedule: Callable[[int], Any], step: int) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.tuner import Tuner
 from runs import Model, named, quiet, spans_in, spans_of, steps_of, trainer
 
-from lightning_timekeeper import Tracer, get_tracer, read_events
+from lightning_timekeeper import TimelineTrace, Tracer, get_tracer, read_events
 from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.steps import OptimizerTime, Steps
 
@@ -69,55 +71,80 @@ def test_an_exception_in_a_hook_of_another_callback(tmp_path, where, first):
         assert spans_of(path)
 
 
+class Broken(Model):
+    def training_step(self, batch, batch_idx):
+        raise ValueError("broken")
+
+
+class FailsToo(Callback):
+    """Keeps the ``on_exception`` of the callbacks after it from being called."""
+
+    def on_exception(self, *_):
+        raise KeyError("in on_exception")
+
+
 def test_an_exception_in_on_exception_of_another(tmp_path):
-    """Then ours is not called: the next run closes the file and gives the profiler back, or else the process' end."""
-
-    class Fails(Callback):
-        def on_exception(self, *_):
-            raise KeyError("in on_exception")
-
-    class Once(Model):
-        fails = True
-
-        def training_step(self, batch, batch_idx):
-            if self.fails:
-                raise ValueError("broken")
-            return super().training_step(batch, batch_idx)
-
-    trace, model = quiet(), Once()
-    runner = trainer(tmp_path, Fails(), trace)
+    """Then ours is not called: the profiler's actions tell, the file is whole and the profiler back all the same."""
+    runner = trainer(tmp_path, FailsToo(), quiet())
     before = runner.profiler
     with pytest.raises(KeyError):
-        runner.fit(model)
-    model.fails = False
-    runner.fit(model)
+        runner.fit(Broken())
     assert runner.profiler is before
+    assert get_tracer() is None
+    (fit,) = named(spans_of(tmp_path / "fit-rank0.json"), "fit")
+    assert fit["args"] == {"error": "KeyError"}
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["another Trainer", "the same Trainer"])
+def test_a_run_that_ended_without_a_word(tmp_path, monkeypatch, other):
+    """Where nothing at all told of the end, the next setup ends it."""
+    monkeypatch.setattr(TimelineTrace, "on_exception", lambda *_: None)
+    trace = quiet()
+    first = trainer(tmp_path, trace)
+    before = first.profiler
+    with pytest.raises(ValueError, match="broken"):
+        first.fit(Broken())
+    second = trainer(tmp_path, trace) if other else first
+    second.fit(Model())
+    assert first.profiler is before
+    assert type(second.profiler) is PassThroughProfiler
     assert get_tracer() is None
     assert steps_of(tmp_path / "fit-rank0-v1.json") == list(range(16))
     (fit,) = named(spans_of(tmp_path / "fit-rank0.json"), "fit")
     assert fit["args"] == {"unfinished": True}
 
 
-def test_a_run_that_is_left_without_a_word_and_another_trainer(tmp_path):
-    """The next Trainer's setup ends the recording of one that is no longer running."""
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("finder", ["lr_find", "scale_batch_size"])
+def test_an_exception_in_the_tuner(tmp_path, monkeypatch, finder):
+    """It takes all callbacks out and leaves them out when it fails: no hook of ours is called any more."""
+    monkeypatch.chdir(tmp_path)  # where the tuner puts its checkpoint
 
-    class Fails(Callback):
-        def on_exception(self, *_):
-            raise KeyError("in on_exception")
-
-    class Broken(Model):
-        def training_step(self, batch, batch_idx):
-            raise ValueError("broken")
+    class Tuned(Broken):
+        lr = batch_size = 1
 
     trace = quiet()
-    first = trainer(tmp_path, Fails(), trace)
-    before = first.profiler
-    with pytest.raises(KeyError):
-        first.fit(Broken())
-    trainer(tmp_path, trace, max_epochs=1).fit(Model())
-    assert first.profiler is before
+    runner = trainer(tmp_path, trace)
+    before = runner.profiler
+    with pytest.raises(ValueError, match="broken"):
+        getattr(Tuner(runner), finder)(Tuned())
+    assert runner.profiler is before
     assert get_tracer() is None
-    assert steps_of(tmp_path / "fit-rank0-v1.json") == list(range(8))
+    (fit,) = named(spans_of(trace.path), "fit")
+    assert fit["args"] == {"error": "ValueError"}
+
+
+def test_no_thread_is_left(tmp_path):
+    """A run that has ended, well or badly, leaves no thread of ours."""
+    trainer(tmp_path, quiet(filename="{epoch}.json.gz")).fit(Model())
+    with pytest.raises(ValueError, match="broken"):
+        trainer(tmp_path, quiet()).fit(Broken())
+    assert [each.name for each in threading.enumerate() if "timekeeper" in each.name] == []
+
+
+def test_the_directory_is_not_in_the_state_key():
+    """A resumed run, which may have a directory of its own, finds its state."""
+    assert quiet(enable=1, dirpath="a").state_key == quiet(enable=1, dirpath="b").state_key
 
 
 def test_stop_iteration_in_a_training_step(tmp_path):

@@ -403,6 +403,19 @@ def test_several_fits_of_the_same_objects(tmp_path, traces):
     assert [steps_of(path) for path in paths] == [list(range(8)), list(range(8, 16)), list(range(8))]
 
 
+@pytest.mark.parametrize("arguments", [{"enable": 3, "disable": 11}, {"disable": 4}], ids=str)
+def test_a_second_fit_that_goes_on_is_in_the_same_window(tmp_path, arguments):
+    """The steps count on from the first fit, and so do the triggers."""
+    trace = quiet(**arguments)
+    runner = trainer(tmp_path, trace, max_epochs=1)
+    runner.fit(Model())
+    runner.fit_loop.max_epochs = 2
+    runner.fit(Model())
+    paths = sorted(tmp_path.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    steps = [step for path in paths for step in steps_of(path)]
+    assert steps == list(range(arguments.get("enable", 0), arguments["disable"]))
+
+
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_order_of_callbacks_does_not_matter(fit, tmp_path, position):
     """First, in the middle or last: the same steps, and the other callbacks' hooks are there."""
