@@ -118,9 +118,14 @@ class RecordingProfiler(Profiler):
         """Forward to another profiler."""
         object.__setattr__(self, "inner", inner)
         if type(inner) is PassThroughProfiler:
-            object.__setattr__(self, "profile", self.actions.__getitem__)
+            actions = self.actions
+            object.__setattr__(self, "profile", actions.__getitem__)
+            object.__setattr__(self, "start", lambda action_name: actions[action_name].begin())
+            object.__setattr__(self, "stop", lambda action_name: actions[action_name].end())
         else:
             object.__setattr__(self, "profile", self._profile_both)
+            for name in ("start", "stop"):
+                self.__dict__.pop(name, None)
 
     def _profile_both(self, action_name: str) -> _Both:
         return _Both(self.actions[action_name], self.inner.profile(action_name))

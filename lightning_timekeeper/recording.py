@@ -90,8 +90,9 @@ class Recording:
         """Begin to record: the file where there is none yet, the profiler, and the spans that are open already."""
         self.open()
         tracer = self.tracer
-        assert tracer is not None  # noqa: S101 - open() made it
-        self._steps = steps = Steps(self, self._owner, tracer.track)
+        if tracer is None or tracer._drain is None:
+            return
+        self._steps = steps = Steps(self, self._owner, tracer.track, tracer._drain)
         optimizer = self._optimizer
         optimizer.record(tracer.track)
         evaluated_next, evaluated = Watch(before=steps.fetch_to_evaluate), Watch(ending=steps.batch_ran)
@@ -228,6 +229,8 @@ class Recording:
     def _epoch_runs(self) -> bool:
         """An epoch that was left half done goes on: then no hook has told of it."""
         self.trial = self._owner not in self.trainer.callbacks
+        if self._steps is not None:
+            self._steps.begin_epoch()
         if not self.trial:
             self.begin_epoch()
         return self.recording

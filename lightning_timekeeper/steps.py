@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_timekeeper.recording import Recording
+    from lightning_timekeeper.trace.drain import Drain
     from lightning_timekeeper.trace.tracer import Track
 
 
@@ -23,20 +24,27 @@ class Steps:
         recording: Whose they are; it is told between two of them.
         owner: The callback.
         track: To record on.
+        drain: Of the tracer; when it has ended, by a full disk say, so has the recording.
     """
 
-    def __init__(self, recording: Recording, owner: Any, track: Track) -> None:
+    def __init__(self, recording: Recording, owner: Any, track: Track, drain: Drain) -> None:
         trainer = recording.trainer
+        self._drain = drain
         self._recording = recording
         self._owner = owner
         self._track = track
         self._trainer = trainer
         self._fit_loop, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._several_ranks = trainer.world_size > 1
+        self._automatic = False
         self._ident: int | None = None  # of the open span
         self._args: dict[str, Any] | None = None  # its batch, once it is known
         self._ready = 0  # what Lightning's counter is when the open step has its batch; 0 outside training
         self._in_batch = False
+
+    def begin_epoch(self) -> None:
+        """Learn once in an epoch what is asked for in every step."""
+        self._automatic = bool(self._trainer.lightning_module.automatic_optimization)
 
     def fetch_to_train(self) -> bool:
         """A batch is about to be fetched: the step before it is over, and its own begins."""
@@ -44,8 +52,17 @@ class Steps:
         if self._in_batch:  # a training_step that takes its batches itself fetches within
             return recording.recording
         ready = self._epoch_loop.batch_progress.current.ready
-        if self._ident is not None and self._ready <= ready:  # else it is still without one
-            self._over(recording)
+        ident = self._ident
+        if ident is not None and self._ready <= ready:  # else it is still without one
+            # as `_over`, with nothing called that need not be: between two steps all of it is out of the cache
+            if self._several_ranks:
+                self._track.since_last("sync", "sync")
+            self._track.end(ident, self._args)
+            self._ident = None
+            if self._trainer.should_stop:
+                recording.note_stop()
+            if self._drain.ended or not recording.wanted:
+                recording.between_steps()
         if recording.rotate_to is not None:
             recording.rotate()
         if recording.recording:
@@ -58,7 +75,7 @@ class Steps:
         ready = self._epoch_loop.batch_progress.current.ready
         if recording.recording and (self._ident is None or self._ready != ready):
             if self._ident is not None:
-                self._over(recording)
+                self._over()
             if recording.recording:
                 self._begin_step(ready - 1)
         self._in_batch = recording.recording
@@ -114,7 +131,7 @@ class Steps:
         self._ready = 0
         self._in_batch = False
 
-    def _over(self, recording: Recording) -> None:
+    def _over(self) -> None:
         if self._several_ranks:  # between a step's last hook and the next fetch Lightning broadcasts: a rank waits
             self._track.since_last("sync", "sync")
         self.end()
@@ -127,8 +144,17 @@ class Steps:
         self._args = {
             "epoch": self._fit_loop.epoch_progress.current.completed,
             "batch": batch,
-            "step": self._epoch_loop.global_step,
+            "step": self._optimizer_steps(),
         }
+
+    def _optimizer_steps(self) -> int:
+        """As ``trainer.global_step``, which looks for the module through four properties."""
+        loop = self._epoch_loop
+        if self._automatic:
+            steps: int = loop.automatic_optimization.optim_progress.optimizer_steps
+        else:
+            steps = loop.global_step
+        return steps
 
     def _begin(self, name: str) -> None:
         self._ident, begin, _ = self._track.pair(name, "loop")
