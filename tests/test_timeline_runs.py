@@ -612,6 +612,7 @@ def test_early_stopping_is_marked(tmp_path):
     assert marks == ["should_stop"]
 
 
+@pytest.mark.slow
 def test_perfetto_takes_them_all(traces, perfetto):
     """Perfetto's engine finds no fault in any of the traces that the tests above wrote."""
     if not traces:
