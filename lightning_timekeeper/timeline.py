@@ -131,9 +131,7 @@ class TimelineTrace(Callback):
         self._was_recording = not self._starts_off
         drop_empty_hooks(self)
         if not (rotates or enable is not None or disable is not None or schedule is not None):
-            for hook in _BATCH_ENDS:  # no trigger to look at; see drop_empty_hooks
-                if getattr(type(self), hook) is getattr(TimelineTrace, hook):
-                    vars(self)[hook] = None
+            drop_empty_hooks(self, _BATCH_ENDS, TimelineTrace)  # no trigger to look at
 
     # ---- what users read -------------------------------------------------------------------------------------------
     @property

@@ -313,8 +313,8 @@ class Timer(LightningTimer):
         needs_batches = self._logs or (self._limited and self._interval == "step")
         if needs_batches and vars(self).get("on_train_batch_end", self) is None:
             del self.on_train_batch_end
-        elif not needs_batches and type(self).on_train_batch_end is Timer.on_train_batch_end:
-            vars(self)["on_train_batch_end"] = None  # passed over, see drop_empty_hooks
+        elif not needs_batches:
+            drop_empty_hooks(self, ("on_train_batch_end",), Timer)
         if self._limits.misses_slurm:
             rank_zero_warn(
                 f"`Timer(deadline='slurm')` found no end of a Slurm job in `{SLURM_END}`: there is no deadline."
