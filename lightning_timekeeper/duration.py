@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_timekeeper.names import MisconfigurationException
 
 ACCEPTED_FORMS = (
     "a string in the format DD:HH:MM:SS, a duration with units such as '36h', '1d12h30m' or '90s',"

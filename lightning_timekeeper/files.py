@@ -10,7 +10,7 @@ from lightning_timekeeper.template import Template, free_version, join, versione
 from lightning_timekeeper.trace.writer import is_url
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
+    from lightning_timekeeper import names as pl
 
 
 class TraceFiles:

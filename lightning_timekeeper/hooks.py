@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.callbacks import Callback
+from lightning_timekeeper.names import Callback
 
 PER_BATCH = (
     "on_train_batch_start",
@@ -20,7 +20,7 @@ PER_BATCH = (
 )
 
 
-def drop_empty_hooks(callback: Callback, hooks: tuple[str, ...] = PER_BATCH, base: type[Callback] = Callback) -> None:
+def drop_empty_hooks(callback: object, hooks: tuple[str, ...] = PER_BATCH, base: type = Callback) -> None:
     """Make Lightning pass over the per-batch hooks that the callback's class does not implement.
 
     Calling an empty hook costs about 2 µs, most of it for the profiler's span around it, and there are six in a

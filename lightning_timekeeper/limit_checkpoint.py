@@ -6,17 +6,18 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from typing_extensions import override
 
 from lightning_timekeeper.hooks import drop_empty_hooks
+from lightning_timekeeper.names import Checkpoint, under_both_names
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
+    from lightning_timekeeper import names as pl
 
 FILENAME = "timer.ckpt"
 
 
+@under_both_names
 class LimitCheckpoint(Checkpoint):
     """Saves once training is about to end for the time limit.
 
@@ -67,7 +68,7 @@ class LimitCheckpoint(Checkpoint):
 
     def _save(self, trainer: pl.Trainer) -> None:
         may_end = trainer.fit_loop._can_stop_early  # no public word for min_steps and min_epochs
-        if not (self._armed and may_end) or trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by a function
+        if not (self._armed and may_end) or trainer.fast_dev_run:  # type: ignore[union-attr]  # set by a function
             return
         self._tried = True  # whatever comes of it: where to try next must not differ between ranks
         path = self._path or FILENAME
@@ -89,8 +90,8 @@ class LimitCheckpoint(Checkpoint):
     def _default_path(trainer: pl.Trainer) -> str:
         folder = trainer.log_dir or trainer.default_root_dir  # a collective, so on every rank alike
         for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.dirpath:
-                folder = str(callback.dirpath)
+            if dirpath := getattr(callback, "dirpath", None):
+                folder = str(dirpath)
                 break
         return os.path.join(folder, FILENAME)  # may be a URL
 

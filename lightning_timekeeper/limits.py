@@ -8,9 +8,8 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
 from lightning_timekeeper.duration import parse_duration, show
+from lightning_timekeeper.names import MisconfigurationException
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-
+from lightning_timekeeper.names import PassThroughProfiler, Profiler, both_names, under_both_names
 from lightning_timekeeper.phases import phase_of
 
 if TYPE_CHECKING:
@@ -84,6 +83,7 @@ class _Both:
         return self._theirs.__exit__(kind, value, traceback)
 
 
+@under_both_names
 class RecordingProfiler(Profiler):
     """Records actions in a tracer and forwards them.
 
@@ -117,7 +117,7 @@ class RecordingProfiler(Profiler):
     def rewire(self, inner: Profiler) -> None:
         """Forward to another profiler."""
         object.__setattr__(self, "inner", inner)
-        if type(inner) is PassThroughProfiler:
+        if type(inner) in both_names(PassThroughProfiler):
             actions = self.actions
             object.__setattr__(self, "profile", actions.__getitem__)
             object.__setattr__(self, "start", lambda action_name: actions[action_name].begin())

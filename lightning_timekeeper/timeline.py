@@ -7,12 +7,9 @@ import socket
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_info
-
 from lightning_timekeeper.files import TraceFiles, attempt
 from lightning_timekeeper.hooks import drop_empty_hooks
+from lightning_timekeeper.names import Callback, MisconfigurationException, rank_zero_info, under_both_names
 from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.template import Template
 from lightning_timekeeper.trace.tracer import Tracer
@@ -22,11 +19,11 @@ from lightning_timekeeper.triggers import Counts, as_trigger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import lightning.pytorch as pl
-
+    from lightning_timekeeper import names as pl
     from lightning_timekeeper.triggers import Trigger
 
 
+@under_both_names
 class TimelineTrace(Callback):
     """Records every phase of a run and streams it to a file that the Perfetto UI opens, also when the run is killed.
 

@@ -12,21 +12,25 @@ from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks.timer import Timer as LightningTimer
-from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from lightning_timekeeper.duration import format_duration, parse_duration, show
 from lightning_timekeeper.hooks import drop_empty_hooks
 from lightning_timekeeper.limit_checkpoint import LimitCheckpoint
 from lightning_timekeeper.limits import REASONS, SLURM_END, Limits
+from lightning_timekeeper.names import (
+    LightningTimer,
+    MisconfigurationException,
+    RunningStage,
+    rank_zero_info,
+    rank_zero_warn,
+    under_both_names,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
 
-    import lightning.pytorch as pl
+    from lightning_timekeeper import names as pl
 
 _T = TypeVar("_T")
 
@@ -38,10 +42,11 @@ _LEAST_STEP_S = 1e-4
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Any]:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[union-attr]  # set by a connector
     return callbacks
 
 
+@under_both_names
 class Timer(LightningTimer):
     """Measures the time of each stage and ends training when a limit is reached.
 
