@@ -103,6 +103,49 @@ def test_whatever_is_recorded_is_read_back(threads, operations):
     check(parse(b"".join(_unzipped(tracer))), program)
 
 
+@settings(deadline=None, max_examples=200)
+@given(operations=st.lists(OPERATION, max_size=60))
+def test_short_spans_are_left_out(threads, operations):
+    """A minimum duration leaves out short spans without arguments, and nothing else, whatever is open at a drain."""
+    found = []
+    for least_us in (0, 0.5):
+        clock = Clock()
+        tracer = make_tracer(None, clock, min_duration_us={"user": least_us})
+        program = Program(tracer, clock, threads)
+        for operation in operations:
+            program.run(operation)
+        program.finish()
+        spans = slices(parse(b"".join(_unzipped(tracer))))
+        found.append(sorted((*one.key, one.cat, bool(one.args)) for one in spans))
+    everything, kept = found
+    for span in kept:
+        everything.remove(span)
+    for _, start_ns, end_ns, category, has_args in everything:
+        assert (category, has_args) == ("user", False)
+        assert end_ns - start_ns < 500
+
+
+@pytest.mark.parametrize("ident", ["handle", "serial"])
+def test_a_short_span_that_was_open_at_a_drain_gets_its_end(ident):
+    """Its begin is in the file, so that its end has to be."""
+    clock = Clock()
+    tracer = make_tracer(None, clock, min_duration_us={"user": 10})
+    span = tracer.span("a")
+    track, serial = tracer.track, None
+    if ident == "handle":
+        span.__enter__()
+    else:
+        serial = track.begin("a", "user", {})
+    tracer.flush()
+    clock.go(5)
+    if serial is None:
+        span.__exit__(None, None, None)
+    else:
+        track.end(serial)
+    tracer.close()
+    assert [one.key for one in slices(parse(b"".join(_unzipped(tracer))))] == [("a", clock.ts_ns - 5, clock.ts_ns)]
+
+
 def _unzipped(tracer):
     import zlib
 

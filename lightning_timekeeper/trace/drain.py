@@ -16,12 +16,13 @@ import weakref
 from dataclasses import dataclass
 
 # by name: where a test replaces `time.monotonic` by one that counts its calls, ours are not among them
-from time import monotonic, sleep
+from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lightning_timekeeper.trace import encode
+from lightning_timekeeper.trace.clocks import boot_id
 from lightning_timekeeper.trace.pairing import NO_ROWS, Batch, Single, take
 from lightning_timekeeper.trace.tracer import END, PAYLOAD
 from lightning_timekeeper.trace.writer import MOST_PENDING, Sink, trouble
@@ -221,7 +222,8 @@ class Drain:
                         self._drop(track, piece)
                         continue
                     crossing, track.crossing = track.crossing, False
-                    self._write(track, track.pairing.feed(piece, track.side, crossing=crossing))
+                    least_ns = self._table(track).min_ns if self._min_ns else None
+                    self._write(track, track.pairing.feed(piece, track.side, crossing=crossing, least_ns=least_ns))
                     if size > PIECE:
                         sleep(0)  # lets a waiting thread have the GIL
                 del track.buffer[:lump]
@@ -328,11 +330,14 @@ class Drain:
             "name": process.name,
             "schema_version": SCHEMA_VERSION,
             "host": socket.gethostname(),
+            "pid": os.getpid(),
             "base_unix_s": self._base_ns // 1_000_000_000,
             "unix_ns": str(process.unix_ns),
             "clock_ns": str(process.clock_ns),
             **process.metadata,
         }
+        if self._clock is perf_counter_ns and (boot := boot_id()):  # in which all traces have this clock
+            args["boot"] = boot
         lines = [
             encode.event("M", "process_name", process.pid, 0, args=args),
             encode.event("M", "process_sort_index", process.pid, 0, args={"sort_index": process.sort_index}),
@@ -395,10 +400,11 @@ class Drain:
         ends = encode.row_ends(lines)
         before = np.searchsorted(positions, [single.position for single in singles])
         parts: list[bytes] = []
+        prefixes = self._table(track).prefixes
         done = 0
         for single, rows_before in zip(singles, before.tolist(), strict=True):
             end = int(ends[rows_before - 1]) if rows_before else 0
-            parts += (lines[done:end], b",\n", self._single(track, single))
+            parts += (lines[done:end], b",\n", self._single(track, single, prefixes))
             done = end
         parts.append(lines[done:])
         self.sink.write(b"".join(parts))
@@ -417,7 +423,7 @@ class Drain:
                 if single.phase == "B":
                     lost.add((single.ident, single.lane))
         track.pairing.open = [span for span in track.pairing.open if (span.ident, span.lane) not in lost]
-        self._put(*(self._single(track, single) for single in kept))
+        self._put(*(self._single(track, single, self._table(track).prefixes) for single in kept))
         self._events += len(kept)
         self._end()
         now_ns = self._clock()
@@ -440,12 +446,15 @@ class Drain:
             table.rows = encode.Rows(table.prefixes)
         return table
 
-    def _single(self, track: Track, single: Single) -> bytes:
-        payload = single.payload
+    def _single(self, track: Track, single: Single, prefixes: list[bytes]) -> bytes:
+        phase, length, payload = single.phase, single.duration_ns, single.payload
         pid, time_ns = self._process.pid, self._ts(single.start_ns)
-        if single.phase == "E":  # the viewers take it for the innermost open span's
+        alone = phase == "X" and (length == 0 or track.begun.get(single.lane) != single.start_ns)
+        if alone and single.lane == 0 and single.ident < len(prefixes):  # one of each step
+            return encode.complete(prefixes[single.ident], time_ns, length, payload)
+        if phase == "E":  # the viewers take it for the innermost open span's
             return encode.event("E", "", pid, self._lane(track, single.lane), time_ns, args=payload)
-        if single.phase == "P":
+        if phase == "P":
             kind, name, category, args = payload
             if kind == "C":
                 return encode.event("C", name, pid, track.tids[0], time_ns, args=args)
@@ -454,8 +463,7 @@ class Drain:
             payload = (*track.names[single.ident], payload)
         name, category, args = payload
         tid = self._lane(track, single.lane)
-        phase, length = single.phase, single.duration_ns
-        if phase == "X" and (length == 0 or track.begun.get(single.lane) != single.start_ns):
+        if alone:
             return encode.event("X", name, pid, tid, time_ns, category=category, duration_ns=length, args=args)
         track.begun[single.lane] = single.start_ns
         begin = encode.event("B", name, pid, tid, time_ns, category=category, args=args)
