@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lightning_timekeeper.anchors import Anchors
 from lightning_timekeeper.profiler import RecordingProfiler, Watch
 from lightning_timekeeper.steps import OptimizerTime, Steps
 from lightning_timekeeper.triggers import Counts
@@ -54,10 +55,12 @@ class Recording:
         self.recording = False
         self.wanted = True
         self.counts = Counts()
+        self.resting: float = 0  # batches at whose ends no trigger can fire
         self.eval_batches = 0
         self.rotate_to: str | None = None
         self.files: TraceFiles | None = None
         self.writer: Callable[[str], Any] | None = None
+        self.anchors = Anchors(trainer, failed)  # a collective call
         self._owner = owner
         self._make = make
         self._failed = failed
@@ -112,6 +115,7 @@ class Recording:
             "optimizer_step": Watch(ending=optimizer.ends),
         }
         tracer.enable()
+        self.anchors.record(tracer)
         # spans that are open in a tracer of the user's own are the user's
         self._since_ns = None if self._closes else tracer.now_ns()
         self._begin(self.stage, "loop")
@@ -126,6 +130,7 @@ class Recording:
     def stop(self) -> None:
         """Cease to record, with what was recorded on disk and the user's profiler back in place."""
         self._restore_profiler()
+        self.anchors.hold()
         self.recording = False
         self._open.clear()
         self._steps = None
@@ -139,6 +144,7 @@ class Recording:
         """End the recording and the file."""
         self.note_stop()
         self._optimizer.unwatch()
+        self.anchors.unwatch()
         self._restore_profiler()
         self.recording = False
         if self._open and not mark:
@@ -150,6 +156,7 @@ class Recording:
         self.recording = False
         for each in (
             self._optimizer.unwatch,
+            self.anchors.unwatch,
             self._restore_profiler,
             lambda: self._close_tracer({"error": "TimelineTrace"}),
         ):

@@ -127,7 +127,8 @@ class TimelineTrace(Callback):
         self._restored: bool | None = None
         self._was_recording = not self._starts_off
         drop_empty_hooks(self)
-        if not (rotates or enable is not None or disable is not None or schedule is not None):
+        self._looks = rotates or enable is not None or disable is not None or schedule is not None
+        if not self._looks:
             drop_empty_hooks(self, _BATCH_ENDS, TimelineTrace)  # no trigger to look at
 
     # ---- what users read -------------------------------------------------------------------------------------------
@@ -184,6 +185,7 @@ class TimelineTrace(Callback):
             trouble(f"`TimelineTrace(tracer=...)`: the tracer has ended; nothing of this {stage} is recorded.")
             return
         self._runs.append(run)
+        self._guard(trainer, lambda run: run.anchors.watch())
         if run.tracer is not None:
             self._guard(trainer, lambda run: run.start(in_epoch=False))
 
@@ -257,6 +259,7 @@ class TimelineTrace(Callback):
         """Look at the triggers, after a batch or an epoch."""
         before, after = run.counts, run.count()
         run.counts = after
+        run.resting = self._rests(run, trainer)
         if run.over:
             return
         if self._schedule is not None:
@@ -270,12 +273,28 @@ class TimelineTrace(Callback):
         if self._rotates and self._trigger.fires(before, after, trainer) and run.files is not None:
             run.rotate_to = run.files.path(after.epoch)
 
+    def _rests(self, run: Recording, trainer: pl.Trainer) -> float:
+        """For how many batches there is no trigger to look at: the hook that looks is 15 µs, and one that rests 1."""
+        if run.stage != "fit" or self._schedule is not None or not trainer.lightning_module.automatic_optimization:
+            return 0
+        # a run that is over only counts on, for what it says in a checkpoint
+        looked_at = [self._enable, self._disable, *([self._trigger] if self._rotates else [])]
+        return min(trigger.rests(run.counts) for trigger in looked_at)
+
+    def _rest_for_an_epoch(self, run: Recording, trainer: pl.Trainer) -> None:
+        """Without a hook a batch costs nothing at all."""
+        if self._looks and "on_train_batch_end" in vars(self):
+            del self.on_train_batch_end
+        if self._looks and len(self._runs) == 1 and run.resting >= trainer.num_training_batches:
+            drop_empty_hooks(self, ("on_train_batch_end",), TimelineTrace)
+
     # ---- hooks -----------------------------------------------------------------------------------------------------
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Decide whether a run that begins, or goes on from a checkpoint, is in a window."""
 
         def begin(run: Recording) -> None:
             run.counts = counts = run.count()
+            run.resting = self._rests(run, trainer)
             if self._schedule is not None:
                 run.wanted = _records(self._schedule, counts.step)
             elif self._starts_off:
@@ -311,7 +330,12 @@ class TimelineTrace(Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open ``epoch``."""
-        self._guard(trainer, lambda run: run.begin_epoch(new=True))
+
+        def begin(run: Recording) -> None:
+            run.begin_epoch(new=True)
+            self._rest_for_an_epoch(run, trainer)
+
+        self._guard(trainer, begin)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Look at the triggers that count epochs."""
@@ -330,7 +354,11 @@ class TimelineTrace(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look at the triggers."""
+        """Look at the triggers, where one may fire."""
+        run = self._runs[-1] if self._runs else None
+        if run is not None and run.resting >= 1 and run.trainer is trainer:
+            run.resting -= 1
+            return
         self._guard(trainer, lambda run: self._advance(run, trainer, in_epoch=True))
 
     def on_validation_batch_start(

@@ -226,9 +226,17 @@ class Track:
         else:
             self.buffer.extend((ident << 3 | END, self._clock()))
 
-    def point(self, payload: tuple[str, str, str, dict[str, Any]]) -> None:
-        """Store an instant (``"i", name, category, args``) or a counter (``"C", name, "", values``)."""
-        self.store(next(self._serial) << 3 | POINT | PAYLOAD, payload)
+    def point(self, payload: tuple[str, str, str, dict[str, Any]], time_ns: int | None = None) -> None:
+        """Store an instant (``"i", name, category, args``) or a counter (``"C", name, "", values``).
+
+        ``time_ns`` is for a caller that has just read the clock, and tells of it in the arguments.
+        """
+        code = next(self._serial) << 3 | POINT | PAYLOAD
+        if time_ns is None:
+            self.store(code, payload)
+        else:
+            self.side.append((code, payload))
+            self.buffer.extend((code, time_ns))
 
     def note_task(self) -> None:
         """Announce spans that may interleave, where another asyncio task than the last one seen here records.
