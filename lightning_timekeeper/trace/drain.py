@@ -23,7 +23,6 @@ import numpy as np
 
 from lightning_timekeeper.trace import encode
 from lightning_timekeeper.trace.clocks import boot_id
-from lightning_timekeeper.trace.clocks import boot_id
 from lightning_timekeeper.trace.pairing import NO_ROWS, Batch, Single, take
 from lightning_timekeeper.trace.tracer import END, PAYLOAD
 from lightning_timekeeper.trace.writer import MOST_PENDING, Sink, trouble
@@ -332,14 +331,11 @@ class Drain:
             "schema_version": SCHEMA_VERSION,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "pid": os.getpid(),
             "base_unix_s": self._base_ns // 1_000_000_000,
             "unix_ns": str(process.unix_ns),
             "clock_ns": str(process.clock_ns),
             **process.metadata,
         }
-        if self._clock is perf_counter_ns and (boot := boot_id()):  # in which all traces have this clock
-            args["boot"] = boot
         if self._clock is perf_counter_ns and (boot := boot_id()):  # in which all traces have this clock
             args["boot"] = boot
         lines = [
