@@ -14,7 +14,7 @@ from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.template import Template
 from lightning_timekeeper.trace.tracer import Tracer
 from lightning_timekeeper.trace.writer import trouble
-from lightning_timekeeper.triggers import Counts, as_trigger
+from lightning_timekeeper.triggers import Counts, TriggerLike, as_trigger  # LightningCLI reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,10 +63,10 @@ class TimelineTrace(Callback):
 
     def __init__(
         self,
-        trigger: Any = (1, "epoch"),
+        trigger: TriggerLike | None = (1, "epoch"),
         filename: str | None = "{stage}-rank{rank}.json",
-        enable: Any = None,
-        disable: Any = None,
+        enable: TriggerLike | None = None,
+        disable: TriggerLike | None = None,
         tracer: Tracer | None = None,
         writer: Callable[[str], Any] | None = None,
         *,
@@ -184,6 +184,7 @@ class TimelineTrace(Callback):
         if run.over and self._own_tracer is not None:
             trouble(f"`TimelineTrace(tracer=...)`: the tracer has ended; nothing of this {stage} is recorded.")
             return
+        self._look_again()  # an epoch that is gone on with begins without a hook
         self._runs.append(run)
         self._guard(trainer, lambda run: run.anchors.watch())
         if run.tracer is not None:
@@ -281,10 +282,13 @@ class TimelineTrace(Callback):
         looked_at = [self._enable, self._disable, *([self._trigger] if self._rotates else [])]
         return min(trigger.rests(run.counts) for trigger in looked_at)
 
+    def _look_again(self) -> None:
+        if self._looks and vars(self).get("on_train_batch_end", self) is None:
+            del self.on_train_batch_end
+
     def _rest_for_an_epoch(self, run: Recording, trainer: pl.Trainer) -> None:
         """Without a hook a batch costs nothing at all."""
-        if self._looks and "on_train_batch_end" in vars(self):
-            del self.on_train_batch_end
+        self._look_again()
         if self._looks and len(self._runs) == 1 and run.resting >= trainer.num_training_batches:
             drop_empty_hooks(self, ("on_train_batch_end",), TimelineTrace)
 

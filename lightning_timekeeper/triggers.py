@@ -6,12 +6,11 @@ fires where the run without interruption fires.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable  # LightningCLI reads the annotations
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 UNITS = {"step": "step", "batch": "batch", "iteration": "batch", "epoch": "epoch"}
 
@@ -44,7 +43,15 @@ class Trigger(ABC):
 
     @abstractmethod
     def fires(self, before: Counts, after: Counts, trainer: Any) -> bool:
-        """Whether it fires between ``before`` and ``after``; asked at the end of each batch and of each epoch."""
+        """Whether it fires between ``before`` and ``after``; asked at the end of a batch and of each epoch."""
+
+    def rests(self, counts: Counts) -> float:
+        """For how many batches of this epoch it certainly does not fire, from 0; it is not asked at their ends.
+
+        A batch is at most one step here; where the module steps by hand, it is asked at each.
+        """
+        del counts
+        return 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,10 @@ class Every(Trigger):
         """Whether a multiple of n lies between, the latter included."""
         return after.of(self.unit) // self.n > max(before.of(self.unit), 0) // self.n
 
+    def rests(self, counts: Counts) -> float:
+        """Until the next multiple."""
+        return math.inf if self.unit == "epoch" else self.n - counts.of(self.unit) % self.n - 1
+
 
 @dataclass(frozen=True)
 class At(Trigger):
@@ -92,6 +103,11 @@ class At(Trigger):
         """Whether n lies between, the latter included."""
         return before.of(self.unit) < self.n <= after.of(self.unit)
 
+    def rests(self, counts: Counts) -> float:
+        """Until n, and for ever after."""
+        left = self.n - counts.of(self.unit) - 1
+        return math.inf if self.unit == "epoch" or left < 0 else left
+
 
 @dataclass(frozen=True)
 class _When(Trigger):
@@ -108,8 +124,14 @@ class _Never(Trigger):
     def fires(self, before: Counts, after: Counts, trainer: Any) -> bool:
         return False
 
+    def rests(self, counts: Counts) -> float:
+        return math.inf
+
 
 NEVER: Trigger = _Never()
+
+TriggerLike: TypeAlias = Trigger | tuple[int, str] | int | Callable[[Any], Any]
+"""What a user may pass where a trigger is wanted."""
 
 
 def as_trigger(value: Any, argument: str) -> Trigger:

@@ -295,6 +295,48 @@ def test_a_window_goes_on_after_a_resume(tmp_path, stop_at, window, steps):
     assert any(key.startswith("TimelineTrace") for key in state) == bool(window)
 
 
+def test_an_epoch_without_a_window_has_no_hook_of_ours(tmp_path):
+    """Where no trigger can fire in an epoch, Lightning finds no hook to call after its batches."""
+    timeline, hooks = quiet(enable=20, disable=(3, "epoch")), []
+
+    class Look(Callback):
+        def on_train_batch_start(self, *_):
+            hooks.append(timeline.on_train_batch_end is not None)
+
+    trainer(tmp_path, timeline, Look(), max_epochs=4).fit(Model())
+    assert hooks == [False] * 16 + [True] * 8 + [False] * 8
+    assert steps_of(tmp_path / "fit-rank0.json") == list(range(20, 24))
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_a_half_done_epoch_is_looked_at_again(tmp_path):
+    """A window in what is left of an epoch opens, though the first half of it had none in reach."""
+    timeline = quiet(enable=6, disable=7)
+    checkpoint = ModelCheckpoint(tmp_path / "ckpt", filename="mid", every_n_train_steps=3)
+    settings = {"enable_checkpointing": True, "max_steps": 3, "limit_train_batches": 4}
+    trainer(tmp_path, timeline, checkpoint, **settings).fit(Model())
+    assert timeline.on_train_batch_end is None
+    trainer(tmp_path, timeline).fit(Model(), ckpt_path=tmp_path / "ckpt" / "mid.ckpt")
+    assert steps_of(tmp_path / "fit-rank0.json") == [6]
+
+
+def test_a_window_in_steps_by_hand(tmp_path):
+    """A module that steps twice a batch goes through the window's bounds in the middle of one."""
+
+    class Twice(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            for _ in range(2):
+                self.optimizers().step(lambda: self.layer(batch).sum())
+
+    trainer(tmp_path, quiet(enable=5, disable=9)).fit(Twice())
+    assert steps_of(tmp_path / "fit-rank0.json") == [6, 8]
+
+
 # ---- where -----------------------------------------------------------------------------------------------------------
 def test_an_existing_file_is_never_touched(tmp_path):
     """The next free version is taken, also where only the other suffix exists."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_timekeeper import At, Every
-from lightning_timekeeper.triggers import Counts, as_trigger
+from lightning_timekeeper import At, Every, Trigger
+from lightning_timekeeper.triggers import NEVER, Counts, as_trigger
 
 
 def fired(trigger, counts, unit="step"):
@@ -49,6 +49,36 @@ def test_a_resumed_run_fires_where_an_uninterrupted_one_does(n, cut, more):
     for trigger in (Every(n), At(n)):
         whole = fired(trigger, range(cut + more + 1))
         assert fired(trigger, range(cut + 1)) + fired(trigger, range(cut, cut + more + 1)) == whole
+
+
+@given(st.integers(1, 20), st.sampled_from(["step", "batch", "epoch"]), st.lists(st.booleans(), max_size=60))
+def test_a_resting_trigger_does_not_fire(n, unit, steps):
+    """Not looking at it for as long as it says, in batches that step or not, changes nothing within an epoch."""
+    for trigger in (Every(n, unit), At(n, unit), NEVER):
+        every_time, seldom, resting = [], [], trigger.rests(Counts())
+        before = looked_at = Counts()
+        for stepped in steps:
+            after = Counts(before.step + stepped, before.batch + 1)
+            if trigger.fires(before, after, None):
+                every_time.append(after)
+            if resting >= 1:
+                resting -= 1
+            else:
+                if trigger.fires(looked_at, after, None):
+                    seldom.append(after)
+                looked_at, resting = after, trigger.rests(after)
+            before = after
+        assert seldom == every_time
+
+
+def test_a_trigger_of_the_users_own_never_rests():
+    """Only what is known to be idle is left unasked."""
+
+    class Mine(Trigger):
+        def fires(self, before, after, trainer):
+            return True
+
+    assert Mine().rests(Counts()) == as_trigger(bool, "x").rests(Counts()) == 0
 
 
 def test_what_may_be_passed():
