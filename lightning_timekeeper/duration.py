@@ -5,8 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from lightning_timekeeper.names import MisconfigurationException
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Duration: TypeAlias = Mapping[str, float] | str | timedelta
+else:
+    # LightningCLI hands a number on to us, whose error says to quote, rather than refuse it with one that does not. Its
+    # saved file has each value as it was given in this order only.
+    Duration = Mapping[str, float] | str | timedelta | int | float
 
 ACCEPTED_FORMS = (
     "a string in the format DD:HH:MM:SS, a duration with units such as '36h', '1d12h30m' or '90s',"
@@ -36,6 +46,7 @@ _FORMS = tuple(
         ),
     )
 )
+_NUMBER = re.compile(rf"\s*[+-]?{_DECIMAL}\s*")  # the text into which LightningCLI may make one
 _KEYWORDS = ("weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds")
 
 
@@ -69,10 +80,10 @@ def parse_duration(value: object, argument: str = "duration") -> timedelta:
         True
     """
     call = f"`Timer({argument}={show(value)})`"
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
         raise MisconfigurationException(
-            f"{call} is a number without a unit, which is not a duration: YAML reads an unquoted 10:00:00:00 as"
-            f" 2160000. Expected {ACCEPTED_FORMS}."
+            f"{call} is a number without a unit, which is not a duration. YAML makes a number of an unquoted"
+            f" 10:00:00:00, so quote it: '10:00:00:00'. Expected {ACCEPTED_FORMS}."
         )
     try:
         if isinstance(value, timedelta):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from typing_extensions import override
 
-from lightning_timekeeper.duration import format_duration, parse_duration, show
+from lightning_timekeeper.duration import Duration, format_duration, parse_duration, show
 from lightning_timekeeper.hooks import drop_empty_hooks
 from lightning_timekeeper.limit_checkpoint import LimitCheckpoint
 from lightning_timekeeper.limits import REASONS, SLURM_END, Limits
@@ -108,13 +108,13 @@ class Timer(LightningTimer):
 
     def __init__(
         self,
-        duration: Mapping[str, int] | str | timedelta | None = None,
+        duration: Duration | None = None,
         interval: str = "step",
         verbose: bool = True,
         *,
-        run_duration: Mapping[str, int] | str | timedelta | None = None,
+        run_duration: Duration | None = None,
         deadline: str | datetime | None = None,
-        margin: Mapping[str, int] | str | timedelta | None = None,
+        margin: Duration | None = None,
         save_on_limit: bool | str | os.PathLike[str] = False,
         validate_on_limit: bool = True,
         log: bool = False,

@@ -76,9 +76,10 @@ def test_message_shows_the_value():
 
 
 def test_numbers_are_refused_with_the_reason():
-    """A number is refused because YAML turns 10:00:00:00 into one."""
-    with pytest.raises(MisconfigurationException, match=r"2160000\)` is a number.*YAML reads an unquoted 10:00:00:00"):
-        parse_duration(2160000)
+    """A number, also as text, is refused because YAML turns 10:00:00:00 into one, and the error says to quote it."""
+    for number in (2160000, 1.5, "2160000", " 1.5"):
+        with pytest.raises(MisconfigurationException, match=r"\)` is a number.*YAML.*quote it: '10:00:00:00'"):
+            parse_duration(number)
 
 
 def test_a_repr_that_raises_is_no_other_error():

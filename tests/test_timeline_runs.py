@@ -314,13 +314,18 @@ def test_tuner_callbacks(tmp_path, traces, make, first):
     """The tuner's trials are told from the training's steps, and lie in the callback that makes them."""
     trace, finder = quiet(), make()
     runner = trainer(tmp_path, *([finder, trace] if first else [trace, finder]), max_epochs=1)
-    runner.fit(Tunable())
+    trained, model = [], Tunable()
+    step = model.training_step
+    model.training_step = lambda batch, batch_idx: trained.append(batch_idx) or step(batch, batch_idx)
+    runner.fit(model)
     traces.append(trace.path)
     spans = spans_of(trace.path)
-    steps = named(spans, "step")
-    assert [step["args"]["batch"] for step in steps] == list(range(runner.num_training_batches))
-    assert named(spans, "trial step")
-    assert max(each["end"] for each in named(spans, "trial step")) <= steps[0]["start"]
+    steps, trials = named(spans, "step"), named(spans, "trial step")
+    assert trials
+    assert steps
+    # after its learning rate finder, Lightning 2.5.0 leaves out batches of the training
+    assert [each["args"]["batch"] for each in trials + steps] == trained
+    assert max(each["end"] for each in trials) <= steps[0]["start"]
 
 
 @pytest.mark.filterwarnings("ignore")
