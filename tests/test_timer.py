@@ -6,7 +6,7 @@ import copy
 import io
 import math
 import pickle
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 import pytest
 import torch
@@ -136,55 +136,6 @@ def test_negative_is_refused():
     """A negative duration is refused, where Lightning's Timer accepts it."""
     with pytest.raises(MisconfigurationException, match="is negative"):
         Timer(timedelta(seconds=-1))
-
-
-def from_yaml(monkeypatch, folder, text):
-    """The Timer that LightningCLI makes of these arguments, and the file that it writes them back to."""
-    from lightning.pytorch.cli import LightningCLI
-
-    config = folder / "config.yaml"
-    lines = "".join(f"        {line}\n" for line in text.splitlines())
-    config.write_text(
-        "trainer:\n  logger: false\n  enable_checkpointing: false\n  accelerator: cpu\n  callbacks:\n"
-        f"    - class_path: lightning_timekeeper.Timer\n      init_args:\n{lines}"
-    )
-    monkeypatch.setattr("sys.argv", ["train.py", "--config", str(config)])
-    cli = LightningCLI(Model, run=False, save_config_callback=None, seed_everything_default=False)
-    [timer] = [callback for callback in cli.trainer.callbacks if isinstance(callback, Timer)]
-    return timer, cli.parser.dump(cli.config)
-
-
-def test_arguments_from_yaml(monkeypatch, tmp_path):
-    """LightningCLI takes every argument from YAML, and writes it back as it was."""
-    text = (
-        "duration: 36h\nrun_duration:\n  hours: 12\ndeadline: '2030-01-31T12:00:00+01:00'\nmargin: '00:00:10:00'\n"
-        "interval: epoch\nsave_on_limit: last.ckpt\nvalidate_on_limit: false\nlog: true\nverbose: false"
-    )
-    timer, written = from_yaml(monkeypatch, tmp_path, text)
-    assert (timer._limits.duration_s, timer._limits.run_duration_s, timer._limits.margin_s) == (129600, 43200, 600)
-    assert timer._limits.deadline_s == datetime(2030, 1, 31, 11, tzinfo=timezone.utc).timestamp()
-    assert (timer._save_on_limit, timer._validate_on_limit, timer._log, timer._verbose) == (
-        "last.ckpt",
-        False,
-        True,
-        False,
-    )
-    for line in text.splitlines():
-        assert line.replace("'", "").strip() in written.replace("'", "")
-
-
-def test_a_true_save_on_limit_from_yaml(monkeypatch, tmp_path):
-    """`save_on_limit: true` in YAML is True, not a file of that name."""
-    assert from_yaml(monkeypatch, tmp_path, "duration: 36h\nsave_on_limit: true")[0]._save_on_limit is True
-
-
-def test_unquoted_yaml_duration(monkeypatch, tmp_path):
-    """An unquoted 10:00:00:00, which YAML may read as the number 2160000, is 10 days or refused, never 25 days."""
-    try:
-        timer, _ = from_yaml(monkeypatch, tmp_path, "duration: 10:00:00:00")
-    except (SystemExit, MisconfigurationException):
-        return
-    assert timer._limits.duration_s == timedelta(days=10).total_seconds()
 
 
 # ---- the clocks
