@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lightning_timekeeper.timeline import TimelineTrace as TimelineTrace
     from lightning_timekeeper.timer import Timer as Timer
+    from lightning_timekeeper.trace.merge import merge as merge
     from lightning_timekeeper.trace.reader import read_events as read_events
     from lightning_timekeeper.trace.tracer import Tracer as Tracer
     from lightning_timekeeper.trace.tracer import counter as counter
@@ -37,6 +38,7 @@ _HOMES = {
     "get_tracer": "trace.tracer",
     "instant": "trace.tracer",
     "iterate": "trace.tracer",
+    "merge": "trace.merge",
     "read_events": "trace.reader",
     "span": "trace.tracer",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "get_tracer",
     "instant",
     "iterate",
+    "merge",
     "read_events",
     "span",
 ]

@@ -27,6 +27,10 @@ def main(argv: list[str] | None = None) -> int:
             from lightning_timekeeper.trace.summary import summarize
 
             print(summarize(args.trace))
+        elif args.command == "merge":
+            from lightning_timekeeper.trace.merge import merge
+
+            print(merge(args.trace, args.output, progress=sys.stderr.isatty()))
         else:
             from lightning_timekeeper.trace.repair import repair
 
@@ -54,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
 
     summary = commands.add_parser("summary", help="print where the time of a trace went, by phase")
     summary.add_argument("trace", metavar="TRACE", help="a Chrome trace, .json or .json.gz")
+
+    merge = commands.add_parser("merge", help="put the traces of several ranks, nodes or attempts on one timeline")
+    merge.add_argument("trace", metavar="TRACE", nargs="+", help="Chrome traces, .json or .json.gz; none is changed")
+    merge.add_argument("-o", "--output", metavar="OUT", required=True, help="the new trace, .json or .json.gz")
 
     repair = commands.add_parser("repair", help="make a whole file of a trace that was cut")
     repair.add_argument("trace", metavar="TRACE", help="a Chrome trace, .json or .json.gz; it is not changed")

@@ -151,6 +151,15 @@ class Alignment:
         gates = [Gate(at - added_ns, least - added_ns, most - added_ns) for at, least, most in self._corridor]
         return Alignment(self.by, self.shift.plus(added_ns), gates, self._drift)
 
+    def as_companion(self) -> Alignment:
+        """For another trace with the same wall clock."""
+        return Alignment("same machine" if self.by == "reference" else self.by, self.shift, self._corridor, self._drift)
+
+
+def by_wall_clock() -> Alignment:
+    """Where nothing but the machine's own idea of the time is known."""
+    return Alignment("wall clock", Shift())
+
 
 def align(clocks: Sequence[Clock]) -> list[Alignment]:
     """How the traces become one, whose time is that of the first.
@@ -175,9 +184,9 @@ def align(clocks: Sequence[Clock]) -> list[Alignment]:
                 one = _alignment(sorted(gates)) if gates else None
                 if one is not None:
                     aligned[number], found = one, True
-    result: list[Alignment] = [Alignment("wall clock", Shift()) for _ in clocks]
+    result: list[Alignment] = [by_wall_clock() for _ in clocks]
     for number, group in enumerate(groups):
-        to = aligned.get(number, Alignment("wall clock", Shift()))
+        to = aligned.get(number, by_wall_clock())
         for index, added_ns in group.items():
             result[index] = to.plus(added_ns)
             if to.by == "reference" and index != next(iter(group)):

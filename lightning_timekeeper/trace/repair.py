@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import json
 import math
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from lightning_timekeeper.trace.reader import read_events
+from lightning_timekeeper.trace.whole import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,24 +80,9 @@ def repair(path: str | os.PathLike[str], output: str | os.PathLike[str] | None =
         print(repair("train-rank0.json"))  # train-rank0-repaired.json: 1,204 events; lost: 61 bytes at the end.
     """
     output = _name_beside(os.fspath(path)) if output is None else Path(output)
-    if output.exists():
-        raise FileExistsError(f"`repair({os.fspath(path)!r})`: {str(output)!r} exists, and is not overwritten")
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        with contextlib.ExitStack() as stack:
-            events = stack.enter_context(read_events(path))
-            raw = stack.enter_context(part.open("xb"))
-            file = stack.enter_context(gzip.GzipFile("", "wb", 6, raw, 0)) if output.suffix == ".gz" else raw
-            lines = _Lines()
-            _write(cast("IO[bytes]", file), events, lines)
-        try:
-            os.link(part, output)  # unlike a rename it never replaces what has come there since
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            part.rename(output)
-    finally:
-        part.unlink(missing_ok=True)
+    lines = _Lines()
+    with whole_file(output, f"`repair({os.fspath(path)!r})`") as file, read_events(path) as events:
+        _write(file, events, lines)
     return Repaired(output, lines.events, lines.closed, lines.dropped, events.lost_bytes, events.skipped_bytes)
 
 
