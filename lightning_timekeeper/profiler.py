@@ -249,7 +249,7 @@ def _watched(
 
     def watched_begin() -> None:
         try:
-            if before is not None and not before():
+            if before is None or not before():
                 return
         except Exception as error:  # noqa: BLE001 - instrumentation never kills a training run
             failed(error)
@@ -271,4 +271,4 @@ def _watched(
         except Exception as error:  # noqa: BLE001 - see above
             failed(error)
 
-    return _Action(watched_begin, watched_end, watched_end)
+    return _Action(begin if before is None else watched_begin, watched_end, watched_end)
