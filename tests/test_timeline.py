@@ -15,6 +15,7 @@ import fsspec
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from runs import Model, inside, named, quiet, spans_in, spans_of, steps_of, trainer
@@ -571,4 +572,7 @@ def test_two_ranks(tmp_path, strategy):
         assert all(any(sync in inside(spans, step) for step in steps) for sync in syncs)
         assert len(syncs) == 3
         waited.append(sum(sync["end"] - sync["start"] for sync in syncs))
-    assert waited[0] > 50_000_000 > waited[1]
+    if hasattr(
+        _TrainingEpochLoop, "_broadcast_sigterm_tensor"
+    ):  # Lightning 2.5.2: before, ranks wait in backward alone
+        assert waited[0] > 50_000_000 > waited[1]
