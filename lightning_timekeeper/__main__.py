@@ -31,6 +31,10 @@ def main(argv: list[str] | None = None) -> int:
             from lightning_timekeeper.trace.merge import merge
 
             print(merge(args.trace, args.output, progress=sys.stderr.isatty()))
+        elif args.command == "view":
+            from lightning_timekeeper.view import view
+
+            view(args.trace)
         else:
             from lightning_timekeeper.trace.repair import repair
 
@@ -62,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     merge = commands.add_parser("merge", help="put the traces of several ranks, nodes or attempts on one timeline")
     merge.add_argument("trace", metavar="TRACE", nargs="+", help="Chrome traces, .json or .json.gz; none is changed")
     merge.add_argument("-o", "--output", metavar="OUT", required=True, help="the new trace, .json or .json.gz")
+
+    view = commands.add_parser("view", help="show a trace, or several on one timeline, in the Perfetto UI")
+    view.add_argument("trace", metavar="TRACE", nargs="+", help="a Chrome trace, .json or .json.gz")
 
     repair = commands.add_parser("repair", help="make a whole file of a trace that was cut")
     repair.add_argument("trace", metavar="TRACE", help="a Chrome trace, .json or .json.gz; it is not changed")

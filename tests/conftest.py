@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import browser
 import perfetto as engine
 import pytest
 
@@ -11,3 +12,11 @@ def perfetto():
     """Perfetto's engine: ``perfetto.open_trace(path, sql)``; the test is skipped where it cannot run."""
     engine.require()
     return engine
+
+
+@pytest.fixture
+def chromium():
+    """A headless Chromium, as playwright's ``Browser``; the test is skipped where there is none."""
+    browser.require()
+    with browser.chromium() as started:
+        yield started

@@ -34,7 +34,7 @@ def test_python_m_is_the_same_command():
         [sys.executable, "-m", "lightning_timekeeper", "--help"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("usage: timekeeper")
-    for command in ("demo", "summary", "merge", "repair"):
+    for command in ("demo", "summary", "merge", "view", "repair"):
         assert command in done.stdout
 
 
