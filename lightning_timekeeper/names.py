@@ -106,10 +106,12 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
     import pytorch_lightning as pl2
     from lightning.fabric.utilities import exceptions
+    from lightning.pytorch import callbacks
     from lightning.pytorch.profilers import PassThroughProfiler, Profiler
     from lightning.pytorch.trainer.states import RunningStage
     from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
     from lightning_fabric.utilities import exceptions as exceptions2
+    from pytorch_lightning import callbacks as callbacks2
 
     Trainer: TypeAlias = pl.Trainer | pl2.Trainer
     LightningModule: TypeAlias = pl.LightningModule | pl2.LightningModule
@@ -117,10 +119,10 @@ if TYPE_CHECKING:
     class Callback(pl.Callback, pl2.Callback):  # type: ignore[misc]
         """Lightning's."""
 
-    class Checkpoint(pl.callbacks.Checkpoint, pl2.callbacks.Checkpoint):  # type: ignore[misc]
+    class Checkpoint(callbacks.Checkpoint, callbacks2.Checkpoint):  # type: ignore[misc]
         """Lightning's."""
 
-    class LightningTimer(pl.callbacks.Timer, pl2.callbacks.Timer):  # type: ignore[misc]
+    class LightningTimer(callbacks.Timer, callbacks2.Timer):  # type: ignore[misc]
         """Lightning's Timer."""
 
     class _MisconfigurationException(exceptions.MisconfigurationException, exceptions2.MisconfigurationException):

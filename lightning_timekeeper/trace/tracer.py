@@ -63,8 +63,6 @@ class Span:
     function asks anew at each call which tracers record.
     """
 
-    __slots__ = ("__enter__", "__exit__", "args", "home", "name")
-
     name: str
     args: dict[str, Any]
     home: set[Span] | None  # where it waits while it is not open
@@ -75,6 +73,9 @@ class Span:
         def __exit__(
             self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
         ) -> None: ...
+
+    else:
+        __slots__ = ("__enter__", "__exit__", "args", "home", "name")
 
     def __call__(self, function: F) -> F:
         """Record each call of a plain, async, generator or async generator function under this span's name."""
