@@ -1,16 +1,31 @@
-"""A run of two real ranks, started by a test as a program of its own: ``timeline_ranks.py DIRECTORY STRATEGY FILENAME``."""
+"""A run of two real ranks, started by a test as a program of its own: ``timeline_ranks.py DIRECTORY STRATEGY FILENAME``.
+
+With ``--skewed`` the ranks pretend to be machines of their own, whose wall clocks are 10 s apart.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 import warnings
 
-from runs import Model, trainer
+SKEWED = "--skewed" in sys.argv
+RANK = int(os.environ.get("LOCAL_RANK", "0"))
+if SKEWED:  # before the Tracer takes the wall clock as a default
+    wall_clock, off_ns = time.time_ns, (-5 if RANK else 5) * 10**9
+    time.time_ns = lambda: wall_clock() + off_ns
 
-from lightning_timekeeper import TimelineTrace
+from runs import Model, trainer  # noqa: E402
+
+from lightning_timekeeper import TimelineTrace  # noqa: E402
+from lightning_timekeeper.trace import drain  # noqa: E402
 
 warnings.simplefilter("ignore")
+if SKEWED:
+    drain.boot_id = lambda: f"machine {RANK}"
+    socket.gethostname = lambda: f"machine{RANK}"
 
 
 class Slow(Model):
@@ -21,6 +36,7 @@ class Slow(Model):
 
 
 if __name__ == "__main__":
-    directory, strategy, filename = sys.argv[1:]
+    directory, strategy, filename = sys.argv[1:4]
     trace = TimelineTrace(filename=filename, summary=False)
-    trainer(directory, trace, devices=2, strategy=strategy, max_epochs=1).fit(Slow())
+    settings = {"enable_checkpointing": True, "max_epochs": 2} if SKEWED else {"max_epochs": 1}
+    trainer(directory, trace, devices=2, strategy=strategy, **settings).fit(Slow())

@@ -140,9 +140,12 @@ class Alignment:
 
     def errors_ns(self, start_ns: int, end_ns: int) -> tuple[int, int] | None:
         """The least and the largest error between two times."""
-        times = [gate.time_ns for gate in self._corridor if start_ns <= gate.time_ns <= end_ns]
-        times = sorted({start_ns, end_ns, *times})
-        times += [(before + after) // 2 for before, after in pairwise(times)]
+        times = {start_ns, end_ns, *(gate.time_ns for gate in self._corridor)}
+        for before, after in pairwise(self._corridor):  # where what comes from one meets what comes from the other
+            middle_ns = (before.time_ns + after.time_ns) / 2
+            for further_ns in (after.most_ns - before.most_ns, before.least_ns - after.least_ns):
+                times.add(round(middle_ns + further_ns / (2 * self._drift)))
+        times = {time_ns for time_ns in times if start_ns <= time_ns <= end_ns}
         errors = [error for time_ns in times if (error := self.error_ns(time_ns)) is not None]
         return (min(errors), max(errors)) if errors else None
 

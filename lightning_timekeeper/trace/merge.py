@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_timekeeper.trace import encode
 from lightning_timekeeper.trace.clocks import Alignment, Shift, align, by_wall_clock
 from lightning_timekeeper.trace.rewrite import Numbers, Rewriter
-from lightning_timekeeper.trace.source import Source
+from lightning_timekeeper.trace.source import Source, identity
 from lightning_timekeeper.trace.whole import whole_file
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LATE = 1 << 40
 _FOREIGN_SORT_INDEX = 1_000_000
+_SAID_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _key(source: Source, pid: int) -> tuple[Any, ...]:
     args = source.processes[pid]
     if "pid" not in args:
         return (source.path, pid)
-    return (*(args.get(key) for key in ("host", "boot", "pid", "rank")), pid)
+    return (*(identity(args.get(key)) for key in ("host", "boot", "pid", "rank")), pid)
 
 
 def _names(ours: list[Source], processes: list[dict[Any, int]], alignments: list[Alignment]) -> dict[int, Process]:
@@ -255,22 +256,24 @@ def _names(ours: list[Source], processes: list[dict[Any, int]], alignments: list
         for pid, args in source.processes.items():
             number, rank = pids[pid], args.get("rank")
             if number not in about:
-                about[number] = {"name": str(args.get("name") or f"pid {pid}"), "attempt": args.get("attempt")}
+                about[number] = {"name": str(args.get("name") or f"pid {pid}")}
+                if isinstance(args.get("attempt"), int):
+                    about[number]["attempt"] = args["attempt"]
                 unix_ns = str(args.get("unix_ns", ""))
                 starts_ns[number] = alignment.shift(int(unix_ns)) if unix_ns.isdecimal() else 0
                 if isinstance(rank, int):
                     ranks[rank].append(number)
     for rank, several in ranks.items():
         several.sort(key=lambda number: starts_ns[number])
-        counted = [about[number]["attempt"] for number in several]
-        if len(set(counted)) < len(counted) or not all(isinstance(attempt, int) for attempt in counted):
-            counted = list(range(len(counted)))
+        counted = list(dict.fromkeys(about[number].get("attempt") for number in several))
+        if len(counted) < len(several) or None in counted:
+            counted = list(range(len(several)))
         for number, attempt in zip(several, counted, strict=True):
             if len(several) > 1:
                 name, before = about[number]["name"], f"rank {rank}"
                 after = name.removeprefix(before)
                 about[number] = {"name": f"{before}, attempt {attempt}{after}", "attempt": attempt}
-    return {number: {key: value for key, value in args.items() if value is not None} for number, args in about.items()}
+    return about
 
 
 # ---- what is said ----------------------------------------------------------------------------------------------------
@@ -301,7 +304,7 @@ def _duration(time_us: float) -> str:
 
 
 class _Progress:
-    """A line on stderr that is written over, five times a second."""
+    """A line on stderr that is written over."""
 
     def __init__(self, files: int, *, shown: bool) -> None:
         self._files, self._shown = files, shown
@@ -310,7 +313,7 @@ class _Progress:
     def now(self, files: int, events: int) -> None:
         """So many files are done, so many events."""
         now_s = time.monotonic()
-        if self._shown and now_s - self._said_s >= 0.2:
+        if self._shown and now_s - self._said_s >= _SAID_EVERY_S:
             self._said_s = now_s
             rate = events / (now_s - self._started_s)
             sys.stderr.write(f"\r{files} of {self._files} traces, {events:,} events, {rate:,.0f}/s\x1b[K")

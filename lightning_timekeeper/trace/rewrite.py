@@ -168,7 +168,8 @@ class Rewriter:
         for (pid, tid), count in self._open.items():
             end = encode.event("E", "", pid, tid, self.latest_ns, args={"unfinished": True})
             self.closed += count
-            yield (b",\n" + end) * count
+            for at in range(0, count, _EVENTS_AT_ONCE):
+                yield (b",\n" + end) * min(_EVENTS_AT_ONCE, count - at)
 
     # ---- the fast way ----------------------------------------------------------------------------------------------
     def _of_ours(self, texts: Iterator[bytes]) -> Iterator[bytes]:
@@ -314,7 +315,7 @@ class Rewriter:
         self.latest_ns = max(self.latest_ns, end_ns)
         self.events += 1
         text = f'{_text(begin)[:-1]},"pid":{pid},"tid":{tid},"ts":{_micros(start_ns)}'
-        if "dur" in event:
+        if "dur" in event or kind == "X":  # without it an X is a fault to Perfetto
             text += f',"dur":{_micros(end_ns - start_ns)}'
         text += f",{_text(rest)[1:]}" if rest else "}"
         names, self._new_metadata = self._new_metadata, []
@@ -322,7 +323,7 @@ class Rewriter:
 
     def _metadata(self, event: dict[str, Any]) -> list[bytes]:
         name, args = event.get("name"), event.get("args")
-        if name not in _METADATA or not isinstance(args, dict):
+        if not isinstance(name, str) or name not in _METADATA or not isinstance(args, dict):
             self.dropped += 1  # others are faults to Perfetto
             return []
         pid = self._pid(event.get("pid"))

@@ -92,8 +92,9 @@ class Source:
                 return False
             self.base_ns = None if base_s is None else base_s * 10**9
             self._process(head)
-            first = next((event["ts"] for line in lines[1:64] if "ts" in (event := _whole(line))), 0)
-            self.start_ns = nanoseconds(first) or 0
+            timed = (nanoseconds(_whole(line.removesuffix(b"\n]\n")).get("ts")) for line in lines[1:64])
+            began_ns = (_integer(args.get("unix_ns")) or 0) - (self.base_ns or 0)
+            self.start_ns = max(0, next((time_ns for time_ns in timed if time_ns is not None), began_ns))
         if self.merged:
             for line in self._lines_with(_PROCESS):
                 self._process(_whole(line))
@@ -102,7 +103,7 @@ class Source:
     def _process(self, event: dict[str, Any]) -> None:
         args = event.get("args")
         if isinstance(args, dict) and event.get("name") == "process_name":
-            self.processes.setdefault(event.get("pid"), args)
+            self.processes.setdefault(identity(event.get("pid")), args)
             self.host = self.host or str(args.get("host", ""))
             unix_ns, clock_ns = (_integer(args.get(key)) for key in ("unix_ns", "clock_ns"))
             boot = args.get("boot")
@@ -128,7 +129,7 @@ class Source:
                 while at >= 0:
                     begin, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
                     end = len(text) if end < 0 else end
-                    yield text[begin:end]
+                    yield text[begin:end].rstrip(b",")
                     at = text.find(needle, end)
 
     # ---- any other -------------------------------------------------------------------------------------------------
