@@ -1,7 +1,8 @@
-"""What the recording and the writing benchmark share: loops without overhead of their own, statistics, the last line."""
+"""What the benchmarks share: the environment, loops without overhead of their own, statistics, targets, the last line."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -14,11 +15,24 @@ from time import perf_counter_ns, thread_time_ns
 
 def environment():
     """Print and return where this was measured."""
-    about = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    for name in ("numpy", "torch", "pytorch-pfn-extras", "viztracer"):
-        about[name] = importlib.metadata.version(name)
+    about = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": _processor()}
+    for name in ("lightning-timekeeper", "lightning", "torch", "numpy", "pytorch-pfn-extras", "viztracer", "keke"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            about[name] = importlib.metadata.version(name)
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     return about
+
+
+def _processor():
+    """The model that Linux names, else the architecture."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as lines:
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.machine()
+
+
+def quick():
+    """Whether the command line asks for a few repeats only, to see that all runs."""
+    return "--quick" in sys.argv
 
 
 def loop(body, count, names, clock=thread_time_ns):
@@ -67,7 +81,12 @@ def targets(rows):
     return missed
 
 
-def finish(result):
-    """The result as the last line on stdout."""
+def finish(about, rows, **figures):
+    """Print the targets, as :func:`targets` takes them, and all of it as JSON on the last line of stdout."""
+    missed = targets(rows)
+    reached = [
+        {"target": name, "reached": round(value, 4), "wanted": f"{relation} {target:g}", "met": name not in missed}
+        for name, value, relation, target in rows
+    ]
     sys.stdout.flush()
-    print(json.dumps(result))
+    print(json.dumps({"environment": about, "targets": reached, **figures}))

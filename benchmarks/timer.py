@@ -12,7 +12,7 @@ included. Wall time, because waiting for the other rank is the cost.
 Repeats are interleaved; figures are medians, with the quartiles as their spread. Targets: ours adds at most 0.25 of what
 Lightning's adds in one process, and its check costs at most 0.02 of Lightning's under DDP.
 
-Usage: python benchmarks/timer.py [repeats]
+Usage: python benchmarks/timer.py [--quick]
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -29,8 +28,8 @@ import tempfile
 import time
 import warnings
 
-import lightning
 import torch
+from _harness import environment, finish, quick
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer as LightningTimer
 from lightning.pytorch.trainer.call import _call_callback_hooks
@@ -168,28 +167,27 @@ def spread(values):
 
 
 def main(repeats):
-    print(
-        f"Python {platform.python_version()}, torch {torch.__version__}, lightning {lightning.__version__},"
-        f" {platform.machine()}, {os.cpu_count()} cores, {repeats} repeats\n"
-    )
+    about = environment()
     costs = one_process(repeats)
     names = [name for name in costs if name != "nothing"]
     added = {name: [a - b for a, b in zip(costs[name], costs["nothing"], strict=True)] for name in names}
-    print("One process, µs of CPU added to a step")
+    print("\nOne process, µs of CPU added to a step")
     for name in names:
         print(f"  {name:20}{spread(added[name])}")
     ratio = statistics.median(a / b for a, b in zip(added["our Timer"], added["Lightning's Timer"], strict=True))
-    print(f"  ours adds {ratio:.3f} of what Lightning's adds (target 0.25)\n")
-
+    print()
     checks = two_ranks(max(2, repeats // 3))
     print("Two ranks, µs per step in the Timer's check")
     for name, values in checks.items():
         print(f"  {name:20}{spread(values)}")
     ddp_ratio = statistics.median(checks["our Timer"]) / statistics.median(checks["Lightning's Timer"])
-    print(f"  ours costs {ddp_ratio:.4f} of Lightning's (target 0.02)")
+    rows = [
+        ("Timer, added to a step / Lightning's", ratio, "<=", 0.25),
+        ("Timer on two ranks, its check / Lightning's", ddp_ratio, "<=", 0.02),
+    ]
     medians = {name: round(statistics.median(values), 2) for name, values in added.items()}
     checks_us = {name: round(statistics.median(values), 2) for name, values in checks.items()}
-    print(json.dumps({"added_us": medians, "ratio": ratio, "ddp_check_us": checks_us, "ddp_ratio": ddp_ratio}))
+    finish(about, rows, added_us=medians, ddp_check_us=checks_us)
 
 
 if __name__ == "__main__":
@@ -199,4 +197,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         one_rank(int(sys.argv[2]))
     else:
-        main(int(sys.argv[1]) if sys.argv[1:] else 9)
+        main(3 if quick() else 9)

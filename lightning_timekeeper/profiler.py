@@ -3,7 +3,7 @@
 Lightning reads ``trainer.profiler`` at every use and opens each hook and loop action with ``profile(name)``, or
 ``start`` and ``stop``. Its default profiler's ``profile`` is a generator context manager, 970-1470 ns for nothing. Ours
 is a look-up in a dict that returns a context manager made once per action: 400 ns with the recording, 500 on average
-over a step's actions with what is called around some of them (benchmarks/timeline.py).
+over a step's actions with what is called around some of them (benchmarks/actions.py).
 """
 
 from __future__ import annotations
