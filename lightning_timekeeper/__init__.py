@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lightning_timekeeper.dataset import TracedDataset as TracedDataset
     from lightning_timekeeper.timeline import TimelineTrace as TimelineTrace
     from lightning_timekeeper.timer import Timer as Timer
     from lightning_timekeeper.trace.merge import merge as merge
@@ -32,6 +33,7 @@ _HOMES = {
     "Every": "triggers",
     "TimelineTrace": "timeline",
     "Timer": "timer",
+    "TracedDataset": "dataset",
     "Tracer": "trace.tracer",
     "Trigger": "triggers",
     "counter": "trace.tracer",
@@ -48,6 +50,7 @@ __all__ = [
     "Every",
     "TimelineTrace",
     "Timer",
+    "TracedDataset",
     "Tracer",
     "Trigger",
     "counter",

@@ -12,7 +12,7 @@ from lightning_timekeeper.hooks import drop_empty_hooks
 from lightning_timekeeper.names import Callback, MisconfigurationException, rank_zero_info, under_both_names
 from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.template import Template
-from lightning_timekeeper.trace.tracer import Tracer
+from lightning_timekeeper.trace.tracer import Tracer, tell_children
 from lightning_timekeeper.trace.writer import trouble
 from lightning_timekeeper.triggers import Counts, TriggerLike, as_trigger  # LightningCLI reads the annotations
 
@@ -177,6 +177,7 @@ class TimelineTrace(Callback):
         run = self._new_run(trainer, stage)
         # here, before training, a path that cannot be opened is the user's to hear of
         if self._starts_off or self._schedule is not None:
+            tell_children()  # workers may be started long before the window
             if run.files is not None:
                 run.files.check()
         else:

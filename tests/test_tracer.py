@@ -466,7 +466,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 @needs_fork
 def test_fork(tmp_path):
-    """A forked child's recorder is clean: it keeps nothing, writes nothing, warns of nothing; the parent goes on."""
+    """In a forked child a tracer of its parent's keeps and writes nothing, and what it records comes to it all the same."""
     run(
         """
         import os, sys
@@ -477,7 +477,7 @@ def test_fork(tmp_path):
         tracer = Tracer(path)
         tracer.enable()
         buffered.enable()
-        kept = tracer.span("kept")
+        kept = buffered.span("kept")
         with span("before"):
             child = os.fork()
             if child == 0:
@@ -501,8 +501,9 @@ def test_fork(tmp_path):
         tmp_path / "t",
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.buffered", "t.child"]
-    for name in ("t", "t.buffered"):
-        assert [one.name for one in slices(read(tmp_path / name))] == ["before", "after"]
+    assert [one.name for one in slices(read(tmp_path / "t"))] == ["before", "after"]
+    spans = sorted(slices(read(tmp_path / "t.buffered")), key=lambda one: one.start_ns)
+    assert [one.name for one in spans] == ["before", "kept", "child", "after"]
     assert [one.name for one in slices(read(tmp_path / "t.child"))] == ["own"]
 
 
@@ -515,13 +516,16 @@ def _in_worker(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_worker_processes(tmp_path, method):
-    """A worker process, however it is started, records nothing into its parent's file."""
+    """A worker process, however it is started, records into its parent's trace, on a track of its own."""
     path = tmp_path / "trace.json"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and later, of fork beside threads
         with make_tracer(path), span("parent"), multiprocessing.get_context(method).Pool(2) as pool:
             assert pool.map(_in_worker, [path] * 4) == [True] * 4
-    assert [one.name for one in slices(read(path))] == ["parent"]
+    events = read(path)
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event.get("name") == "thread_name"}
+    assert sorted(one.name for one in slices(events)) == ["parent", *["worker"] * 4]
+    assert all(("PoolWorker" in tracks[one.tid]) == (one.name == "worker") for one in slices(events))
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_timekeeper.trace import encode
+from lightning_timekeeper.trace.children import Children
 from lightning_timekeeper.trace.clocks import boot_id
 from lightning_timekeeper.trace.pairing import NO_ROWS, Batch, Single, take
 from lightning_timekeeper.trace.tracer import END, PAYLOAD
@@ -30,6 +31,7 @@ from lightning_timekeeper.trace.writer import MOST_PENDING, Sink, trouble
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_timekeeper.trace.board import Board
     from lightning_timekeeper.trace.tracer import Tracer, Track
 
 SCHEMA_VERSION = 1
@@ -81,6 +83,7 @@ class Drain:
         interval_s: Between two drains.
         clock: The recorder's.
         tracer: To be disabled when the recording ends.
+        board: That children look at; None where there can be none.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Drain:
         interval_s: float,
         clock: Callable[[], int],
         tracer: weakref.ref[Tracer],
+        board: Board | None,
     ) -> None:
         self.sink = sink
         self.ended = False  # nothing more is recorded
@@ -114,6 +118,7 @@ class Drain:
         self._events = 0
         self._next_tid = 1
         self._tables: weakref.WeakKeyDictionary[Track, _Table] = weakref.WeakKeyDictionary()
+        self.children = None if board is None else Children(board, sink.stem, self._notice())
         # a SimpleQueue may be used by a signal handler that interrupts its own use; a Lock or an Event may not
         self._thread = threading.Thread(target=self._run, name="timekeeper-drain", daemon=True)
         self._requests: queue.SimpleQueue[tuple[Callable[[], None], queue.SimpleQueue[bool]]] = queue.SimpleQueue()
@@ -230,6 +235,21 @@ class Drain:
             if gone:
                 self._finish_track(track, _UNFINISHED)
                 del self._tracks[track]
+        if self.children is not None and not self.ended:
+            self._take_from_children(self.children)
+
+    def _take_from_children(self, children: Children) -> None:
+        for lines, events in children.take(self._max_events - self._events, self._ts(self._clock())):
+            self._put(*lines)
+            self._events += events
+            sleep(0)
+            if events and self._events >= self._max_events:
+                self._end_at_most(next(iter(self._tracks), None))
+                return
+
+    def _leave_children(self) -> None:
+        if self.children is not None:
+            self._put(*self.children.finish(self._ts(self._clock())))
 
     def _drop(self, track: Track, flat: list[int]) -> None:
         codes = np.array(flat[0::2], dtype=np.int64)
@@ -261,8 +281,12 @@ class Drain:
         if not self._finished:
             for track in list(self._tracks):
                 self._finish_track(track, mark)
-            self._finished = True
+            ended = self.ended
             self._end()
+            if self.children is not None and not ended:
+                self._take_from_children(self.children)  # now that no more comes
+            self._leave_children()
+            self._finished = True
             self.sink.end()
 
     def _end(self) -> None:
@@ -288,6 +312,8 @@ class Drain:
             return
         self._finished = True
         self._end()
+        with contextlib.suppress(Exception):
+            self._leave_children()
         for sink in (*self._former, self.sink):
             sink.end()
             if isinstance(error, TimeoutError):
@@ -306,6 +332,8 @@ class Drain:
         opened = {track: track.pairing.open for track in list(self._tracks)}
         for track in opened:
             self._write(track, track.pairing.finish(now_ns, {"continued": True}))
+        if self.children is not None:
+            self._put(*self.children.cut(self._ts(now_ns)))
         self.sink.end()
         self._former.append(self.sink)
         self.sink = sink
@@ -315,16 +343,19 @@ class Drain:
             track.pairing.open = spans
             begins = [Single(at, "B", s.ident, now_ns, 0, s.payload, s.lane) for at, s in enumerate(spans)]
             self._write(track, Batch(*NO_ROWS, begins))
+        if self.children is not None:
+            self._put(*self.children.heads(), *self.children.resume())
 
     # ---- events ----------------------------------------------------------------------------------------------------
     def _put(self, *lines: bytes) -> None:
-        self.sink.write(b"".join(b",\n" + line for line in lines))
+        if lines:
+            self.sink.write(b",\n" + b",\n".join(lines))
 
     def _head(self) -> None:
         # one write: an opening bracket alone is refused by Perfetto
         self.sink.write(b"[\n" + b",\n".join(self._head_lines()))
 
-    def _head_lines(self) -> list[bytes]:
+    def _about(self) -> dict[str, Any]:
         process = self._process
         args = {
             "name": process.name,
@@ -338,8 +369,25 @@ class Drain:
         }
         if self._clock is perf_counter_ns and (boot := boot_id()):  # in which all traces have this clock
             args["boot"] = boot
+        return args
+
+    def _notice(self) -> dict[str, Any]:
+        """What children are told."""
+        about = encode.plain_value(self._about())
+        return {
+            "pid": self._process.pid,
+            "process": about,
+            "sort_index": self._process.sort_index,
+            "max_events": self._max_events,
+            "base_ns": self._base_ns,
+            "shift_ns": self._shift_ns,
+            "same_clock": "boot" in about,
+        }
+
+    def _head_lines(self) -> list[bytes]:
+        process = self._process
         lines = [
-            encode.event("M", "process_name", process.pid, 0, args=args),
+            encode.event("M", "process_name", process.pid, 0, args=self._about()),
             encode.event("M", "process_sort_index", process.pid, 0, args={"sort_index": process.sort_index}),
         ]
         for track in list(self._tracks):
@@ -425,12 +473,18 @@ class Drain:
         track.pairing.open = [span for span in track.pairing.open if (span.ident, span.lane) not in lost]
         self._put(*(self._single(track, single, self._table(track).prefixes) for single in kept))
         self._events += len(kept)
+        self._end_at_most(track)
+
+    def _end_at_most(self, track: Track | None) -> None:
+        """End the recording because of ``max_events``, with a mark on a track."""
         self._end()
         now_ns = self._clock()
         for each in list(self._tracks):
             self._write(each, each.pairing.finish(now_ns, _UNFINISHED))
+        self._leave_children()
         name = f"recording ended: max_events={self._max_events}"
-        self._put(self._instant(track, 0, name, "timekeeper", now_ns, {"max_events": self._max_events}))
+        if track is not None:
+            self._put(self._instant(track, 0, name, "timekeeper", now_ns, {"max_events": self._max_events}))
         trouble(
             f"{self.sink.path or 'the trace'}: the recording ended after max_events={self._max_events} events. Record "
             "windows (enable=, disable=, schedule=) or begin a new file now and then ({epoch} or {step} in filename)."

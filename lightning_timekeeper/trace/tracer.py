@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from lightning_timekeeper.trace.board import Board
     from lightning_timekeeper.trace.drain import Drain
     from lightning_timekeeper.trace.pairing import Pairing
+    from lightning_timekeeper.trace.workers import Worker
 
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
@@ -44,6 +46,9 @@ T = TypeVar("T")
 END = 1
 PAYLOAD = 2  # an object for this half event waits in the track's side queue
 POINT = 4  # an instant or a counter: no partner
+
+BOARD = "TIMEKEEPER_BOARD"
+"""Environment variable with the path of the board (board.py); there while a tracer lives."""
 
 USER = "user"
 """Category of the spans that user code records."""
@@ -352,7 +357,7 @@ class Tracer:
         least = {category: round(minimum_us * 1000) for category, minimum_us in (min_duration_us or {}).items()}
         sink = open_sink(path, opener)
         self._drain: Drain | None = Drain(
-            self._tracks, process, sink, max_events, least, drain_interval_s, clock, weakref.ref(self)
+            self._tracks, process, sink, max_events, least, drain_interval_s, clock, weakref.ref(self), tell_children()
         )
         self._new_track()  # the constructing thread's is the first: the training loop's
         self._drain.start()
@@ -369,13 +374,13 @@ class Tracer:
         """Begin to record, in all threads; nothing happens where it records already, or has ended."""
         with _switching:
             if self._drain is not None and not self._drain.ended and self not in _recording:
-                _set_recording([*_recording, self])
+                _set_recording([*_own(), self])
 
     def disable(self) -> None:
         """Record no new span; those that are open still get their ends."""
         with _switching:
             if self in _recording:
-                _set_recording([tracer for tracer in _recording if tracer is not self])
+                _set_recording([tracer for tracer in _own() if tracer is not self])
 
     def span(self, name: str, /, **args: Any) -> Span:
         """As the module's :func:`span`, for this tracer alone, enabled or not."""
@@ -457,7 +462,10 @@ class Tracer:
         self.disable()
         if self._drain is None:
             return False
-        return self._drain.close(timeout_s, mark or {"unfinished": True})
+        whole = self._drain.close(timeout_s, mark or {"unfinished": True})
+        if all(tracer._drain is None or tracer._drain.ended for tracer in _live):
+            os.environ.pop(BOARD, None)
+        return whole
 
     def close_open(self, mark: dict[str, Any], timeout_s: float = 10.0, *, since_ns: int | None = None) -> bool:
         """End the calling thread's open spans; the ends that their blocks record later are dropped.
@@ -513,23 +521,68 @@ class Tracer:
 # ---- the tracers that record, and what user code calls ---------------------------------------------------------------
 _live: weakref.WeakSet[Tracer] = weakref.WeakSet()
 _leaked: list[Any] = []
-_recording: list[Tracer] = []
-_only: _Local | None = None  # of the tracer that records, where it is one
+_recording: list[Tracer | Worker] = []
+_only: _Local | Worker | None = None  # of the tracer that records, where it is one
 _switching = threading.RLock()  # a signal handler may close a tracer while another is being enabled
+
+_board: Board | None = None  # where children of this process look what is being recorded
+_worker: Worker | None = None  # what records here, as a child of a process that has a board, while no tracer of ours does
+
+
+def _own() -> list[Tracer]:
+    return [tracer for tracer in _recording if isinstance(tracer, Tracer)]
 
 
 def _set_recording(tracers: list[Tracer]) -> None:
     global _recording, _only  # noqa: PLW0603 - what user code calls has to find it in one look-up
-    _recording = tracers
-    _only = tracers[0]._local if len(tracers) == 1 else None
+    _recording = [*tracers] or ([_worker] if _worker is not None else [])
+    _only = _recording[0]._local if len(_recording) == 1 else None
+    if _board is not None:
+        drain = tracers[-1]._drain if tracers else None
+        if drain is None or drain.children is None or not drain.children.show():
+            _board.hide()
+
+
+def tell_children() -> Board | None:
+    """Have child processes that are started from here on look what is being recorded; None where they cannot."""
+    global _board  # noqa: PLW0603
+    from lightning_timekeeper.trace.board import Board  # noqa: PLC0415 - only where one records
+    from lightning_timekeeper.trace.writer import trouble  # noqa: PLC0415
+
+    try:
+        _board = _board or Board()
+    except (OSError, ValueError) as error:
+        trouble(f"What child processes do is not recorded ({type(error).__name__}: {error}).")
+        return None
+    os.environ[BOARD] = _board.path
+    return _board
+
+
+def _become_child(board: Board) -> Worker:
+    """What is recorded in this process goes to the one that the board is of."""
+    global _worker  # noqa: PLW0603
+    from lightning_timekeeper.trace.workers import Worker  # noqa: PLC0415
+
+    _worker = Worker(board)
+    _set_recording([])
+    return _worker
 
 
 def _after_fork_in_child() -> None:
-    global _switching  # noqa: PLW0603 - another thread of the parent may have held it
+    global _switching, _board  # noqa: PLW0603 - another thread of the parent may have held it
     _switching = threading.RLock()
+    board, _board, recorded = _board, None, _own()
     _set_recording([])
+    kept = [span for track in recorded[-1]._tracks for span in track._handles] if recorded else []
     for tracer in list(_live):
         tracer._forget()
+    if board is not None:
+        worker = _become_child(board)
+        for span in kept:  # a dataset may hold it
+            ours = worker.span(span.name)
+            span.__enter__, span.__exit__ = ours.__enter__, ours.__exit__  # type: ignore[method-assign]
+    elif _worker is not None:
+        _worker.forked()
 
 
 if hasattr(os, "register_at_fork"):
@@ -577,7 +630,8 @@ def _new_idle(name: str, args: dict[str, Any]) -> _Idle:
 
 def get_tracer() -> Tracer | None:
     """The tracer that records: the one enabled last, or None."""
-    return _recording[-1] if _recording else None
+    tracer = _recording[-1] if _recording else None
+    return tracer if isinstance(tracer, Tracer) else None
 
 
 def span(name: str, /, **args: Any) -> Span:
@@ -783,3 +837,11 @@ def _crossing(name: str, args: dict[str, Any]) -> Span:
     for tracer in _recording:
         tracer.track.crossing = True
     return span(name, **args)
+
+
+# ---- a child that was not forked -------------------------------------------------------------------------------------
+if BOARD in os.environ:
+    from lightning_timekeeper.trace.board import Board
+
+    with contextlib.suppress(OSError, ValueError):  # the process that it was of is gone
+        _become_child(Board(os.environ[BOARD]))

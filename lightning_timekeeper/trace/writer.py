@@ -42,9 +42,11 @@ class Sink(Protocol):
         error: What ended the writing.
         pending: Bytes that were given and are not written.
         done: The file is closed, whole or not.
+        stem: The path of a local file without ``.json`` or ``.json.gz``, else None.
     """
 
     path: str | None
+    stem: str | None
     error: BaseException | None
 
     done: bool
@@ -117,6 +119,7 @@ class FileSink:
         self._opener = opener
         self._local = opener is None and not is_url(path)
         self._compress = path.endswith(".gz")
+        self.stem = os.path.abspath(path).removesuffix(".gz").removesuffix(".json") if self._local else None
         # what to write, who waits until what came before is written, or the end; see Drain for why no Event
         self._jobs: queue.SimpleQueue[bytes | queue.SimpleQueue[bool] | None] = queue.SimpleQueue()
         self._given = 0
@@ -283,6 +286,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.path: str | None = None
+        self.stem: str | None = None
         self.error: BaseException | None = None
         self.pending = 0
         self.done = False
