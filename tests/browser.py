@@ -11,7 +11,6 @@ import http.server
 import importlib.util
 import os
 import shutil
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -98,22 +97,3 @@ def wait_for_trace(page: Any) -> list[str]:
 
 def _executable() -> str | None:
     return os.environ.get("CHROMIUM") or next((found for name in _NAMES if (found := shutil.which(name))), None)
-
-
-def _picture(trace: str, picture: str) -> None:
-    """The trace in the Perfetto UI, ten training steps of it wide."""
-    from lightning_timekeeper.view import view
-
-    with perfetto_ui() as ui, chromium() as browser:
-        page = browser.new_page(viewport={"width": 1600, "height": 700})
-        fetch = threading.Thread(target=view, args=([trace],), kwargs={"ui": ui, "open_browser": lambda address: None})
-        fetch.start()
-        name = os.path.basename(trace)
-        page.goto(f"{ui}/#!/?url=http://127.0.0.1:9001/{name}")
-        wait_for_trace(page)
-        fetch.join()
-        page.screenshot(path=picture)
-
-
-if __name__ == "__main__":
-    _picture(*sys.argv[1:])
