@@ -53,19 +53,12 @@ class Board:
             with open(handle, "wb") as file:
                 file.truncate(_SIZE)
         self.path = path
-        self._owner = os.getpid() if made else 0
         self._handle = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         self._map = mmap.mmap(self._handle, _SIZE)
         self.view = memoryview(self._map).cast("Q")
         self._numbers = itertools.count(1)
         if made:
-            atexit.register(self._remove)
-
-    def _remove(self) -> None:
-        if os.getpid() == self._owner:  # not in a forked child
-            self.hide()
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
+            _made.append((os.getpid(), self))
 
     # ---- the process that has tracers ------------------------------------------------------------------------------
     def number(self) -> int:
@@ -141,6 +134,18 @@ class Board:
             file.seek(start)
             data = file.read()
         return data[: data.rfind(b"\n") + 1]
+
+
+_made: list[tuple[int, Board]] = []
+
+
+@atexit.register  # here, before those that import this are there: so it comes after them, who still read it
+def _remove() -> None:
+    for pid, board in _made:
+        if pid == os.getpid():  # and not in a forked child
+            board.hide()
+            with contextlib.suppress(OSError):
+                os.unlink(board.path)
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ class Children:
                 # the child whose tracks it took over is gone, also where nobody has asked for its exit status yet
                 for earlier in [each for each in self._files if each is not file and each.first == file.first]:
                     if self._files.index(earlier) < self._files.index(file):
-                        yield self._remove(earlier, file.begun_ns), 0
+                        yield self._remove(earlier, file.begun_ns - 1), 0
                 for _ in range(file.pieces()):  # what comes meanwhile is taken the next time
                     if room > 0 and (lines := file.read()):
                         taken, events = file.take(lines, room)
@@ -187,7 +187,7 @@ class _File:
                 if not opened:
                     continue
                 opened.pop()
-            elif events == room:
+            elif events >= room:
                 continue
             elif phase == b"B":
                 self._open.setdefault(tid, []).append(line)
