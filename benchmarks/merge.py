@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter_ns, time_ns
 
-from _harness import environment, finish, targets
+from _harness import environment, finish
 
 from lightning_timekeeper.trace import drain
 from lightning_timekeeper.trace.clocks import ANCHOR
@@ -114,8 +114,7 @@ def main():
     few, many = (figures[f"shifted, {count}"] for count in (counts[0], counts[-1]))
     rows = [(f"events/s, {name}", figure["events_s"], ">=", 150_000) for name, figure in figures.items()]
     rows += [("peak MB, most over fewest ranks", many["growth_mb"] - few["growth_mb"], "<=", 16)]
-    missed = targets(rows)
-    finish({"benchmark": "merge", "about": about, "figures": figures, "missed": missed})
+    finish(about, rows, figures=figures)
 
 
 if __name__ == "__main__":

@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lightning_timekeeper.trace import encode
 from lightning_timekeeper.trace.clocks import Alignment, Shift, align, by_wall_clock
-from lightning_timekeeper.trace.rewrite import Numbers, Rewriter
-from lightning_timekeeper.trace.source import Source, identity
+from lightning_timekeeper.trace.rewrite import Rewriter
+from lightning_timekeeper.trace.roster import Roster, process_of_ours
+from lightning_timekeeper.trace.source import Source, leave_to_workers
 from lightning_timekeeper.trace.whole import whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from lightning_timekeeper.trace.source import Process
+    from collections.abc import Iterable
 
 _LATE = 1 << 40
-_FOREIGN_SORT_INDEX = 1_000_000
 _SAID_EVERY_S = 0.2
 
 
@@ -123,7 +119,7 @@ def merge(paths: Iterable[str | os.PathLike[str]], output: str | os.PathLike[str
 
         print(merge(["fit-rank0.json", "fit-rank1.json"], "fit.json.gz"))
     """
-    given = [os.fspath(path) for path in paths]
+    given = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     output = Path(output)
     call = f"`merge({given if len(given) < 4 else [*given[:3], ...]!r}, {str(output)!r})`"
     if not given:
@@ -136,18 +132,21 @@ def merge(paths: Iterable[str | os.PathLike[str]], output: str | os.PathLike[str
         raise FileExistsError(f"{call}: the output is one of the traces")
     with whole_file(output, call, level=1) as file:
         sources = sorted((Source(path) for path in given), key=_order)
+        leave_to_workers(sources)
         alignments = _align(sources)
+        roster = Roster(sources, alignments)
         say = _Progress(len(sources), shown=progress)
         files: list[MergedFile] = []
         empty, before = True, 0
-        for source, alignment, rewriter, head in _plan(sources, alignments):
-            for block in chain([head], rewriter.blocks()):
+        for index, (source, alignment) in enumerate(zip(sources, alignments, strict=True)):
+            rewriter = Rewriter(source, index, roster, alignment.shift)
+            for block in chain([roster.head(index)], rewriter.blocks()):
                 if block:
                     file.write(b"[\n" + block[2:] if empty else block)
                     empty = False
                 say.now(len(files), before + rewriter.events)
             before += rewriter.events
-            files.append(_merged_file(source, alignment, rewriter))
+            files.append(_merged_file(source, alignment, rewriter, roster.base_ns))
         file.write(b"[\n]\n" if empty else b"\n]\n")
         say.done()
     return Merged(output, tuple(files))
@@ -168,8 +167,9 @@ def _align(sources: list[Source]) -> list[Alignment]:
     known = dict(zip(map(id, ours), align([source.clock for source in ours]), strict=True))
     for source in sources:
         if source.base_ns is not None and not source.ours:
-            other = _companion(source, ours)
-            known[id(source)] = known[id(other)].as_companion() if other is not None else by_wall_clock()
+            same = [found[0] for pid in source.processes if (found := process_of_ours(source, pid, ours))]
+            same += [other for other in ours if source.host and source.host == other.host]
+            known[id(source)] = known[id(same[0])].as_companion() if same else by_wall_clock()
     starts_ns = [known[id(s)].shift(s.base_ns + s.start_ns) for s in sources if s.base_ns is not None]
     undated = [source.start_ns for source in sources if source.base_ns is None]
     # nothing is known of such a clock, but several processes of one machine may share it
@@ -177,111 +177,12 @@ def _align(sources: list[Source]) -> list[Alignment]:
     return [known.get(id(source), placed) for source in sources]
 
 
-def _companion(source: Source, ours: list[Source]) -> Source | None:
-    """A trace of ours with the same wall clock: of one of the processes, or of its machine."""
-    found = next((other for other in ours if any(_is_process_of(source, pid, other) for pid in source.processes)), None)
-    return found or next((other for other in ours if source.host and source.host == other.host), None)
-
-
-def _is_process_of(source: Source, pid: Any, other: Source) -> bool:
-    """Whether a process of a foreign trace is one that a trace of ours is of."""
-    if source.base_ns is None or (source.host and source.host != other.host):
-        return False
-    ended_ns = source.base_ns + source.end_ns
-    return any(
-        args.get("pid") == pid and str(args.get("unix_ns", "")).isdecimal() and int(args["unix_ns"]) <= ended_ns
-        for args in other.processes.values()
-    )
-
-
-# ---- numbers and names -----------------------------------------------------------------------------------------------
-def _plan(sources: list[Source], alignments: list[Alignment]) -> Iterator[tuple[Source, Alignment, Rewriter, bytes]]:
-    """For each trace its lines, and those that name its processes."""
-    dated = [(s, to) for s, to in zip(sources, alignments, strict=True) if s.base_ns is not None]
-    base_ns = min((encode.base_ns(max(0, to.shift(s.base_ns + s.start_ns))) for s, to in dated), default=0)  # type: ignore[operator]
-    base: Process = {"base_unix_s": base_ns // 10**9} if dated else {}
-    numbers = Numbers()
-    ours = [source for source in sources if source.ours]
-    # all of ours before any other, whose numbers are to give way
-    processes = [
-        {pid: numbers.process(_key(source, pid), pid, source.rank) for pid in source.processes} for source in ours
-    ]
-    names = _names(ours, processes, alignments)
-    flow_block = max((source.flow_block for source in sources), default=0)
-    for index, (source, alignment) in enumerate(zip(sources, alignments, strict=True)):
-        if source.ours:
-            pids, head = processes[index], b""
-            for pid, args in () if source.merged else source.processes.items():
-                if not numbers.said_before("process_name", pids[pid]):
-                    about = {**args, **names[pids[pid]], **base, "merged": True, "source": source.name}
-                    unix_ns = str(args.get("unix_ns", ""))
-                    if unix_ns.isdecimal():
-                        about["unix_ns"] = str(alignment.shift(int(unix_ns)))
-                    head += b",\n" + encode.event("M", "process_name", pids[pid], 0, args=about)
-            yield source, alignment, Rewriter(source, index, numbers, pids, alignment.shift, base_ns, 0), head
-            continue
-        flow_block += 1
-        pids, head = {}, b""
-        for at, (pid, args) in enumerate(source.processes.items()):
-            other = next((each for each in ours if _is_process_of(source, pid, each)), None)
-            if other is not None:
-                pids[pid] = processes[ours.index(other)][next(iter(other.processes))]
-                continue
-            pids[pid] = number = numbers.process((index, pid), pid)
-            name = args.get("name") or (pid if isinstance(pid, str) and pid not in ("", "null") else f"pid {pid}")
-            about = {"name": f"{name} ({source.name})", **base, "merged": True, "flow_block": flow_block}
-            numbers.said_before("process_name", number)
-            head += b",\n" + encode.event("M", "process_name", number, 0, args=about)
-            if pid not in source.sorted:
-                place = {"sort_index": _FOREIGN_SORT_INDEX + 1000 * index + at}
-                numbers.said_before("process_sort_index", number)
-                head += b",\n" + encode.event("M", "process_sort_index", number, 0, args=place)
-        yield source, alignment, Rewriter(source, index, numbers, pids, alignment.shift, base_ns, flow_block), head
-
-
-def _key(source: Source, pid: int) -> tuple[Any, ...]:
-    """What tells one process from another, also of another machine or another attempt."""
-    args = source.processes[pid]
-    if "pid" not in args:
-        return (source.path, pid)
-    return (*(identity(args.get(key)) for key in ("host", "boot", "pid", "rank")), pid)
-
-
-def _names(ours: list[Source], processes: list[dict[Any, int]], alignments: list[Alignment]) -> dict[int, Process]:
-    """Process -> its name, where it is one of several attempts of a rank with the attempt's number."""
-    about: dict[int, Process] = {}
-    starts_ns: dict[int, int] = {}
-    ranks: dict[int, list[int]] = defaultdict(list)
-    for source, pids, alignment in zip(ours, processes, alignments, strict=False):
-        for pid, args in source.processes.items():
-            number, rank = pids[pid], args.get("rank")
-            if number not in about:
-                about[number] = {"name": str(args.get("name") or f"pid {pid}")}
-                if isinstance(args.get("attempt"), int):
-                    about[number]["attempt"] = args["attempt"]
-                unix_ns = str(args.get("unix_ns", ""))
-                starts_ns[number] = alignment.shift(int(unix_ns)) if unix_ns.isdecimal() else 0
-                if isinstance(rank, int):
-                    ranks[rank].append(number)
-    for rank, several in ranks.items():
-        several.sort(key=lambda number: starts_ns[number])
-        counted = list(dict.fromkeys(about[number].get("attempt") for number in several))
-        if len(counted) < len(several) or None in counted:
-            counted = list(range(len(several)))
-        for number, attempt in zip(several, counted, strict=True):
-            if len(several) > 1:
-                name, before = about[number]["name"], f"rank {rank}"
-                after = name.removeprefix(before)
-                about[number] = {"name": f"{before}, attempt {attempt}{after}", "attempt": attempt}
-    return about
-
-
 # ---- what is said ----------------------------------------------------------------------------------------------------
-def _merged_file(source: Source, alignment: Alignment, rewriter: Rewriter) -> MergedFile:
+def _merged_file(source: Source, alignment: Alignment, rewriter: Rewriter, base_ns: int) -> MergedFile:
     error_us = None
     if source.base_ns is not None:
         start_ns = source.base_ns + source.start_ns
-        end_ns = max(start_ns, rewriter.base_ns + rewriter.latest_ns - alignment.shift.at(start_ns))
+        end_ns = max(start_ns, base_ns + rewriter.latest_ns - alignment.shift.at(start_ns))
         errors_ns = alignment.errors_ns(start_ns, end_ns)
         error_us = None if errors_ns is None else (errors_ns[0] / 1000, errors_ns[1] / 1000)
     return MergedFile(

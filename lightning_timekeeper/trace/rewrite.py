@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lightning_timekeeper.trace.clocks import Shift
+    from lightning_timekeeper.trace.roster import Roster
     from lightning_timekeeper.trace.source import Source
-
-MOST_NUMBER = (1 << 32) - 1
-"""Processes and tracks beyond it collapse onto one in Perfetto."""
 
 MOST_PLANS = 1 << 16
 """Different beginnings of lines that are remembered, ~500 bytes each; names that are built per step make many."""
@@ -33,8 +31,7 @@ MOST_PLANS = 1 << 16
 FLOW_BITS = 40
 """Of a flow's number within its file; above them stands the file's, and both stay exact in a double."""
 
-_SPARE_PROCESS = 20_000_000
-_SPARE_TRACK = 1_000_000
+_NEVER_NS = 1 << 62
 _EVENTS_AT_ONCE = 2048
 _TS = b',"ts":'
 _NUMBER = rb"(0|[1-9]\d{0,14})\.(\d{3})"
@@ -57,55 +54,6 @@ def _refuse(token: str) -> None:
 _strict = json.JSONDecoder(parse_constant=_refuse).decode
 
 
-class Numbers:
-    """Which numbers of processes and tracks are taken in the merged trace, and what is said of them already."""
-
-    def __init__(self) -> None:
-        self._said: set[tuple[str, int, int]] = set()
-        self._processes: dict[Any, int] = {}
-        self._taken: set[int] = set()
-        self._tracks: dict[int, dict[int, Any]] = {}
-        self._spare = _SPARE_PROCESS
-
-    def process(self, key: Any, wanted: Any, rank: int | None = None) -> int:
-        """The number of a process; the one that it wants, if nobody has it.
-
-        Args:
-            key: Equal for what is the same process, in whatever file.
-            wanted: Its number in its own trace.
-            rank: That of it, or None.
-        """
-        if key not in self._processes:
-            choices = [wanted, *([] if rank is None else [10_000_000 + rank])]
-            number = next((choice for choice in choices if fits(choice) and choice not in self._taken), None)
-            if number is None:
-                while self._spare in self._taken:
-                    self._spare += 1
-                number = self._spare
-            self._processes[key] = number
-            self._taken.add(number)
-        return self._processes[key]
-
-    def said_before(self, metadata: str, pid: int, tid: int = 0) -> bool:
-        """Whether a metadata event was written of a process or track; from now on it is."""
-        said = (metadata, pid, tid) in self._said
-        self._said.add((metadata, pid, tid))
-        return said
-
-    def track(self, pid: int, wanted: Any, owner: Any) -> int:
-        """The number of a track; shared by equal owners."""
-        tracks = self._tracks.setdefault(pid, {})
-        number: int = wanted if fits(wanted) and tracks.get(wanted, owner) == owner else _SPARE_TRACK
-        while tracks.setdefault(number, owner) != owner:
-            number += 1
-        return number
-
-
-def fits(number: Any) -> bool:
-    """Whether both viewers take it as the number of a process or track."""
-    return isinstance(number, int) and 1 <= number <= MOST_NUMBER
-
-
 class _Plan(NamedTuple):
     """What becomes of lines that begin alike."""
 
@@ -113,6 +61,7 @@ class _Plan(NamedTuple):
     complete: bool
     depth: int  # 1 for a begin, -1 for an end
     track: tuple[int, int]
+    until_ns: int  # lines of this time and later are left out
 
 
 class Rewriter:
@@ -120,12 +69,9 @@ class Rewriter:
 
     Args:
         source: The trace.
-        owner: Tells its processes and tracks from those of others; equal for nobody else.
-        numbers: Of the merged trace.
-        processes: Number in the source -> number in the merged trace, as far as they are given.
+        index: Of the source in the roster.
+        roster: Of the merged trace.
         shift: From the source's times to those of the merged trace, ns; both count from 1970.
-        base_ns: Zero of the merged trace, ns since 1970.
-        flow_block: What keeps the numbers of its flows apart from those of others; 0 for ours, which are unique.
 
     Attributes:
         events: Written so far, metadata not counted.
@@ -133,25 +79,14 @@ class Rewriter:
         dropped: Events that no viewer takes.
         lost_bytes: That could not be read at the end.
         skipped_bytes: That could not be read before that.
-        base_ns: As given.
         latest_ns: The latest time so far, since the merged trace's zero.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        owner: int,
-        numbers: Numbers,
-        processes: dict[Any, int],
-        shift: Shift,
-        base_ns: int,
-        flow_block: int,
-    ) -> None:
+    def __init__(self, source: Source, index: int, roster: Roster, shift: Shift) -> None:
         self.events = self.closed = self.dropped = self.lost_bytes = self.skipped_bytes = self.latest_ns = 0
-        self._source, self._owner, self._numbers, self._pids = source, owner, numbers, processes
-        self._shift = shift
-        self._from_ns, self.base_ns = source.base_ns or 0, base_ns
-        self._flow_block = flow_block
+        self._source, self._index, self._roster, self._shift = source, index, roster, shift
+        self._pids, self._flow_block = roster.processes[index], roster.flow_blocks[index]
+        self._from_ns, self._base_ns = source.base_ns or 0, roster.base_ns
         self._tids: dict[tuple[int, Any], int] = {}
         self._plans: dict[bytes, _Plan | None] = {}
         self._open: Counter[tuple[int, int]] = Counter()  # by track; their number is enough, and takes no memory
@@ -194,7 +129,7 @@ class Rewriter:
         out: list[bytes] = []
         add, plans, times, opened = out.append, self._plans, _TIMES.fullmatch, self._open
         shift, latest_ns, events = self._shift, self.latest_ns, 0
-        added_ns = self._from_ns - self.base_ns
+        added_ns = self._from_ns - self._base_ns
         constant = shift.constant_ns is not None
         if shift.constant_ns is not None:
             added_ns += shift.constant_ns
@@ -213,6 +148,8 @@ class Rewriter:
                 out += self._slowly(line)
                 continue
             start_ns = int(micros + nanos)
+            if start_ns >= plan.until_ns:
+                continue
             if constant:
                 start_ns += added_ns
                 if start_ns < 0:  # noqa: PLR1730 - `max` is 60 ns a line
@@ -253,7 +190,7 @@ class Rewriter:
             if kind in ("X", "B", "E", "i", "C") and set(event) <= set(_FIRST):
                 pid, tid = self._place(event)
                 head = b'%b,"pid":%d,"tid":%d' % (begin[: track.start()], pid, tid)
-                plan = _Plan(head, kind == "X", {"B": 1, "E": -1}.get(kind, 0), (pid, tid))
+                plan = _Plan(head, kind == "X", {"B": 1, "E": -1}.get(kind, 0), (pid, tid), self._until_ns(event))
         if self._new_metadata:
             return None  # the track's name goes first
         if len(self._plans) >= MOST_PLANS:
@@ -294,6 +231,8 @@ class Rewriter:
         if not isinstance(kind, str) or start_ns is None or length_ns is None or length_ns < 0:
             self.dropped += 1
             return []
+        if start_ns >= self._until_ns(event):
+            return []
         pid, tid = place = self._place(event)
         if kind in ("B", "E"):
             if kind == "E" and not self._open[place]:
@@ -331,13 +270,17 @@ class Rewriter:
         if name.startswith("thread"):
             raw = identity(event.get("tid"))
             tid = self._tid(pid, raw, str(args.get("name", "")) if self._source.ours else "", named=True)
-        if self._numbers.said_before(name, pid, tid):
+        if self._roster.said_before(name, pid, tid):
             return []
         line = f'{{"ph":"M","name":"{name}","pid":{pid},"tid":{tid},"args":{_text(args)}}}'
         return [line.encode()]
 
     def _time(self, time_ns: int) -> int:
-        return max(0, self._shift(time_ns + self._from_ns) - self.base_ns)
+        return max(0, self._shift(time_ns + self._from_ns) - self._base_ns)
+
+    def _until_ns(self, event: dict[str, Any]) -> int:
+        tid = event.get("tid")
+        return min((since_ns for tids, since_ns in self._source.left_out if tid in tids), default=_NEVER_NS)
 
     def _place(self, event: dict[str, Any]) -> tuple[int, int]:
         pid = self._pid(event.get("pid"))
@@ -346,15 +289,15 @@ class Rewriter:
     def _pid(self, raw: Any) -> int:
         raw = identity(raw)
         if raw not in self._pids:
-            self._pids[raw] = self._numbers.process((self._owner, raw), raw)
+            self._pids[raw] = self._roster.process((self._index, raw), raw)
         return self._pids[raw]
 
     def _tid(self, pid: int, raw: Any, name: str = "", *, named: bool = False) -> int:
         tid = self._tids.get((pid, raw))
         if tid is None:
             # parts of one process' trace, in several files, share the tracks that are called alike
-            owner = (raw, name) if self._source.ours else (self._owner, raw)
-            tid = self._tids[pid, raw] = self._numbers.track(pid, raw, owner)
+            owner = (raw, name) if self._source.ours else (self._index, raw)
+            tid = self._tids[pid, raw] = self._roster.track(pid, raw, owner)
             if isinstance(raw, str) and not named:
                 args = {"name": encode.clean_name(raw)}
                 self._new_metadata.append(encode.event("M", "thread_name", pid, tid, args=args))

@@ -11,11 +11,12 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from lightning_timekeeper.trace.board import TRACKS
 from lightning_timekeeper.trace.clocks import ANCHOR, Anchor, Clock
 from lightning_timekeeper.trace.reader import TraceError, read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from lightning_timekeeper.trace.reader import Events
 
@@ -45,6 +46,7 @@ class Source:
         start_ns: Of its first event, since its zero.
         end_ns: Of its last one; of a trace of ours it is not known.
         host: The machine that it names, or "".
+        left_out: Tracks, and a time since the trace's zero, ns: what they have from then on is in another source.
 
     Raises:
         OSError: It cannot be opened or read.
@@ -61,6 +63,7 @@ class Source:
         self.clock = Clock()
         self.start_ns = self.end_ns = 0
         self.host = ""
+        self.left_out: list[tuple[range, int]] = []
         self.flow_block = 0
         try:
             if not self._read_head():
@@ -85,15 +88,16 @@ class Source:
             args = head.get("args")
             if not isinstance(args, dict) or not isinstance(head.get("pid"), int):
                 return False
-            base_s = _integer(args.get("base_unix_s"))
+            base_s = integer(args.get("base_unix_s", -1))
+            base_s = base_s if base_s is not None and 0 <= base_s < 1 << 32 else None
             self.merged = "merged" in args
-            self.ours = self.merged or (base_s is not None and 0 <= base_s < 1 << 32)
+            self.ours = self.merged or base_s is not None
             if not self.ours:
                 return False
             self.base_ns = None if base_s is None else base_s * 10**9
             self._process(head)
             timed = (nanoseconds(_whole(line.removesuffix(b"\n]\n")).get("ts")) for line in lines[1:64])
-            began_ns = (_integer(args.get("unix_ns")) or 0) - (self.base_ns or 0)
+            began_ns = (integer(args.get("unix_ns")) or 0) - (self.base_ns or 0)
             self.start_ns = max(0, next((time_ns for time_ns in timed if time_ns is not None), began_ns))
         if self.merged:
             for line in self._lines_with(_PROCESS):
@@ -105,11 +109,11 @@ class Source:
         if isinstance(args, dict) and event.get("name") == "process_name":
             self.processes.setdefault(identity(event.get("pid")), args)
             self.host = self.host or str(args.get("host", ""))
-            unix_ns, clock_ns = (_integer(args.get(key)) for key in ("unix_ns", "clock_ns"))
+            unix_ns, clock_ns = (integer(args.get(key)) for key in ("unix_ns", "clock_ns"))
             boot = args.get("boot")
             if isinstance(boot, str) and boot and unix_ns is not None and clock_ns is not None:
                 self.clock.boots.setdefault(boot, unix_ns - clock_ns)
-            self.flow_block = max(self.flow_block, _integer(args.get("flow_block")) or 0)
+            self.flow_block = max(self.flow_block, integer(args.get("flow_block")) or 0)
 
     def read_anchors(self) -> None:
         """Find the clock anchors; a pass over the whole file, of ours."""
@@ -117,7 +121,7 @@ class Source:
             event = _whole(line)
             args, time_ns = event.get("args"), nanoseconds(event.get("ts"))
             if isinstance(args, dict) and time_ns is not None and self.base_ns is not None:
-                number, waited_ns, ago_ns = (_integer(args.get(key)) for key in ("number", "waited_ns", "ago_ns"))
+                number, waited_ns, ago_ns = (integer(args.get(key)) for key in ("number", "waited_ns", "ago_ns"))
                 if number is not None and waited_ns is not None and ago_ns is not None and waited_ns >= 0:
                     left_ns = self.base_ns + time_ns - ago_ns
                     self.clock.anchors.append(Anchor(str(args.get("run")), number, left_ns - waited_ns, left_ns))
@@ -151,12 +155,26 @@ class Source:
             about = events.metadata
         inner = about.get("viztracer_metadata")
         base = about.get("baseTimeNanoseconds", inner.get("baseTimeNanoseconds") if isinstance(inner, dict) else None)
-        base_ns = _integer(base)
-        if base_ns is not None and 0 <= base_ns < 1 << 62:
+        base_ns = integer(base)
+        if base_ns is not None and base_ns >= 0:
             self.base_ns = base_ns
         elif self.start_ns >= _UNIX_US * 1000:
             self.base_ns = 0
         self.host = str(about.get("host_name", ""))
+
+
+def leave_to_workers(sources: Iterable[Source]) -> None:
+    """Leave to a worker's file what the trace of its rank has a copy of: all up to the moment when the rank was killed."""
+    ours = [
+        (each, pid, args) for each in sources if each.ours and not each.merged for pid, args in each.processes.items()
+    ]
+    for worker, pid, args in ours:
+        first, since_ns = integer(args.get("worker_tid")), integer(args.get("worker_ts_ns"))
+        if first is not None and since_ns is not None:
+            for source, other_pid, other in ours:
+                alike = all(other.get(key) == args.get(key) for key in ("host", "boot", "pid", "rank", "unix_ns"))
+                if source is not worker and other_pid == pid and alike:
+                    source.left_out.append((range(first, first + TRACKS), since_ns))
 
 
 def texts(events: Events) -> Iterator[bytes]:
@@ -191,13 +209,15 @@ def nanoseconds(time_us: Any) -> int | None:
     return time_ns if abs(time_ns) < 1 << 62 else None
 
 
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and value.isascii() and len(value) < 32:
+def integer(value: Any) -> int | None:
+    """A number of 63 bits at most, as it is or in quotes; None for anything else."""
+    if isinstance(value, str) and value.isascii() and len(value) < 20:
         try:
-            return int(value)
+            value = int(value)
         except ValueError:
             return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and abs(value) < 1 << 62 else None
 
 
 def _whole(line: bytes) -> dict[str, Any]:
