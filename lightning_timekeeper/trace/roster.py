@@ -6,13 +6,14 @@ Traces of ours keep their numbers, as far as no two claim one; all others give w
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from lightning_timekeeper.trace import encode
 from lightning_timekeeper.trace.source import identity, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lightning_timekeeper.trace.clocks import Alignment
     from lightning_timekeeper.trace.source import Process, Source
@@ -32,8 +33,10 @@ class Numbers:
         self._said: set[tuple[str, int, int]] = set()
         self._processes: dict[Any, int] = {}
         self._taken: set[int] = set()
-        self._tracks: dict[int, dict[int, Any]] = {}
-        self._spare = _SPARE_PROCESS
+        self._spare = count(_SPARE_PROCESS)
+        self._tracks: dict[tuple[int, Any], int] = {}
+        self._taken_tracks: set[tuple[int, int]] = set()
+        self._spare_tracks: dict[int, Iterator[int]] = {}
 
     def process(self, key: Any, wanted: Any, rank: int | None = None) -> int:
         """The number of a process; the one that it wants, if nobody has it.
@@ -47,9 +50,7 @@ class Numbers:
             choices = [wanted, *([] if rank is None else [10_000_000 + rank])]
             number = next((choice for choice in choices if fits(choice) and choice not in self._taken), None)
             if number is None:
-                while self._spare in self._taken:
-                    self._spare += 1
-                number = self._spare
+                number = next(number for number in self._spare if number not in self._taken)
             self._processes[key] = number
             self._taken.add(number)
         return self._processes[key]
@@ -62,11 +63,14 @@ class Numbers:
 
     def track(self, pid: int, wanted: Any, owner: Any) -> int:
         """The number of a track; shared by equal owners."""
-        tracks = self._tracks.setdefault(pid, {})
-        number: int = wanted if fits(wanted) and tracks.get(wanted, owner) == owner else _SPARE_TRACK
-        while tracks.setdefault(number, owner) != owner:
-            number += 1
-        return number
+        if (pid, owner) not in self._tracks:
+            number = wanted
+            if not fits(number) or (pid, number) in self._taken_tracks:
+                spare = self._spare_tracks.setdefault(pid, count(_SPARE_TRACK))
+                number = next(number for number in spare if (pid, number) not in self._taken_tracks)
+            self._tracks[pid, owner] = number
+            self._taken_tracks.add((pid, number))
+        return self._tracks[pid, owner]
 
 
 class Roster(Numbers):
