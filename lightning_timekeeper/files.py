@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ class TraceFiles:
         template: Of the file names.
         dirpath: A directory or URL, or None.
         looks: Whether files that exist are to be kept clear of; only a writer knows where its files are.
+
+    Attributes:
+        paths: That were named so far; the last one may not have been opened.
     """
 
     def __init__(
@@ -37,12 +41,15 @@ class TraceFiles:
         version = 0
         if trainer.is_global_zero and looks:
             version = free_version([self._named(rank, 0) for rank in range(trainer.world_size)], _exists)
+        self.paths: list[str] = []
         self._version = trainer.strategy.broadcast(version) if trainer.world_size > 1 else version
 
     def path(self, epoch: int) -> str:
         """The path of this rank's file that begins now, in this epoch; no collective call."""
         path = self._named(self._trainer.global_rank, epoch)
-        return versioned(path, free_version([path], _exists, self._version) if self._looks else self._version)
+        path = versioned(path, free_version([path], _exists, self._version) if self._looks else self._version)
+        self.paths.append(path)
+        return path
 
     def check(self) -> None:
         """See, without making anything, whether a file can be made later.
@@ -56,6 +63,8 @@ class TraceFiles:
         parent = os.path.dirname(os.path.abspath(path))
         while not os.path.lexists(parent):
             parent = os.path.dirname(parent)
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(os.path.join(parent, os.path.basename(path)))  # a name that is too long, say
         code = 0 if os.path.isdir(parent) else errno.ENOTDIR
         if code or not os.access(parent, os.W_OK | os.X_OK):
             code = code or errno.EACCES
