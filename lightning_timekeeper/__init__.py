@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_timekeeper.timer import Timer as Timer
     from lightning_timekeeper.trace.merge import merge as merge
     from lightning_timekeeper.trace.reader import read_events as read_events
+    from lightning_timekeeper.trace.summary import summarize as summarize
     from lightning_timekeeper.trace.tracer import Tracer as Tracer
     from lightning_timekeeper.trace.tracer import counter as counter
     from lightning_timekeeper.trace.tracer import get_tracer as get_tracer
@@ -43,6 +44,7 @@ _HOMES = {
     "merge": "trace.merge",
     "read_events": "trace.reader",
     "span": "trace.tracer",
+    "summarize": "trace.summary",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "merge",
     "read_events",
     "span",
+    "summarize",
 ]
 
 

@@ -25,8 +25,10 @@ def main(argv: list[str] | None = None) -> int:
             demo(args.dir, args.seconds)
         elif args.command == "summary":
             from lightning_timekeeper.trace.summary import summarize
+            from lightning_timekeeper.trace.summary_text import terminal_width
 
-            print(summarize(args.trace))
+            summary = summarize(*args.trace)
+            print(summary.json() if args.json else summary.text(terminal_width()))
         elif args.command == "merge":
             from lightning_timekeeper.trace.merge import merge
 
@@ -60,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--dir", default="timekeeper-demo", help="where checkpoints and traces go")
     demo.add_argument("--seconds", type=_seconds, default=4.0, help="the time limit of the first run, 0.1 to 3600")
 
-    summary = commands.add_parser("summary", help="print where the time of a trace went, by phase")
-    summary.add_argument("trace", metavar="TRACE", help="a Chrome trace, .json or .json.gz")
+    summary = commands.add_parser("summary", help="print what bounds a run, and where the time of its steps went")
+    summary.add_argument("trace", metavar="TRACE", nargs="+", help="the traces of a run's ranks, or any Chrome trace")
+    summary.add_argument("--json", action="store_true", help="all figures as one JSON object; times are in ns")
 
     merge = commands.add_parser("merge", help="put the traces of several ranks, nodes or attempts on one timeline")
     merge.add_argument("trace", metavar="TRACE", nargs="+", help="Chrome traces, .json or .json.gz; none is changed")

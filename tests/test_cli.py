@@ -39,9 +39,13 @@ def test_python_m_is_the_same_command():
 
 
 def test_summary(trace, capsys):
-    """A row per phase."""
-    assert main(["summary", str(trace)]) == 0
-    assert "user" in capsys.readouterr().out
+    """Several traces are summed up together, as tables or as JSON."""
+    assert main(["summary", str(trace), str(trace)]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("load")]
+    assert row[-1] == "2"
+    assert main(["summary", "--json", str(trace)]) == 0
+    spans = json.loads(capsys.readouterr().out)["user_spans"]
+    assert [(span["name"], span["calls"]) for span in spans] == [("load", 1), ("read", 1)]
 
 
 def test_repair_makes_a_whole_file_of_a_cut_one(trace, tmp_path, capsys):

@@ -1,127 +1,213 @@
-"""Where the time went: self times of spans, by phase, in one pass over the events."""
+"""Where the time of a run went: one pass over its traces, in bounded memory.
+
+Of our own traces the spans of the training loop are nested and their self times added up, per step and by phase. Of any
+other trace it is known only that its spans have names: there the whole spans are added up, by name.
+"""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import json
 import os
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_timekeeper.trace.reader import read_events
+from lightning_timekeeper.trace.by_name import Named, by_class, named
+from lightning_timekeeper.trace.collect import Collection, begin_ns
+from lightning_timekeeper.trace.selftime import PHASES, Kinds
+from lightning_timekeeper.trace.stragglers import Stragglers, compare
+from lightning_timekeeper.trace.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lightning_timekeeper.trace.rank_times import Epoch, Mark, RankTimes, Spell
+    from lightning_timekeeper.trace.step_bins import Bin
+    from lightning_timekeeper.trace.step_table import StepTable
 
-@dataclass
-class Row:
-    """One phase.
+_DEAREST = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """Times of the whole run, of the rank that is shown.
 
     Attributes:
-        phase: Category of the spans.
-        self_us: Time in them and in no span inside them, µs.
-        calls: How many there were.
-        longest_us: The longest of them, with all inside it, µs.
+        stages_ns: ``fit``, ``validate``, ``test``, ``predict`` -> how long it was recorded.
+        first_step_ns: From the begin of the fit to that of its first step; None where that was not recorded.
+        training_ns: From the first step of a fit to its end.
+        sanity_check_ns: Of the sanity check.
+        validation: The validations in a fit.
+        checkpoint: The checkpoints.
+        phases_ns: Category -> self time of its spans on the tracks of the loop, in steps and out of them.
     """
 
-    phase: str
-    self_us: float = 0.0
-    calls: int = 0
-    longest_us: float = 0.0
+    stages_ns: dict[str, int]
+    first_step_ns: int | None
+    training_ns: int | None
+    sanity_check_ns: int | None
+    validation: Spell
+    checkpoint: Spell
+    phases_ns: dict[str, int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Summary:
-    """Where the time of a trace went.
+    """Where the time of a run went. ``str()`` of it is the report for a terminal of 100 columns.
+
+    All times are in ns; those that are moments count from the begin of the trace. Nothing unmeasured is 0: it is None.
 
     Attributes:
-        rows: By self time, the largest first.
-        total_us: Sum of the self times, µs: the time covered by spans, added over tracks.
+        verdict: What bounds the run.
+        rank: The rank that is shown, the least; None where the trace has none.
+        ranks: How many ranks there are.
+        files: How many files.
+        table: The steps, without the warm-up; None where there are none.
+        warmup: The steps of the warm-up; None where there are none.
+        run: The run as a whole; None where the trace is not ours.
+        epochs: In order, at most 1,000.
+        epochs_left_out: Epochs beyond those.
+        validations: Each one, at most 1,000.
+        checkpoints: Each one, at most 1,000.
+        bins: The training steps in a row, in at most 500 bins.
+        stragglers: The ranks side by side.
+        callbacks: The dearest five by name and hook.
+        callback_classes: Time of all callbacks, by class.
+        loggers: Time of loggers; empty where it was not recorded.
+        user_spans: Spans of the user's own on the track of the loop.
+        beside: Spans that ran beside the loop, in DataLoader workers and other threads, of all ranks.
+        spans: All spans of traces that are not ours, by name.
+        lost_bytes: Bytes that could not be read.
+        unordered: Spans that are not in order, and whose phases may be wrong.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    total_us: float = 0.0
+    verdict: Verdict
+    rank: int | None
+    ranks: int
+    files: int
+    table: StepTable | None
+    warmup: StepTable | None
+    run: Run | None
+    epochs: tuple[Epoch, ...]
+    epochs_left_out: int
+    validations: tuple[Mark, ...]
+    checkpoints: tuple[Mark, ...]
+    bins: tuple[Bin, ...]
+    stragglers: Stragglers
+    callbacks: tuple[Named, ...]
+    callback_classes: tuple[Named, ...]
+    loggers: tuple[Named, ...]
+    user_spans: tuple[Named, ...]
+    beside: tuple[Named, ...]
+    spans: tuple[Named, ...]
+    lost_bytes: int
+    unordered: int
 
     def __str__(self) -> str:
-        lines = [f"{'phase':<14}{'share':>8}{'self time':>12}{'calls':>10}{'longest':>12}"]
-        for row in self.rows:
-            share = f"{100 * row.self_us / self.total_us:.1f} %" if self.total_us else "n/a"
-            lines.append(
-                f"{row.phase[:13]:<14}{share:>8}{row.self_us / 1e6:>10.3f} s{row.calls:>10,}{row.longest_us / 1e3:>9.1f} ms"
-            )
-        return "\n".join(lines)
+        return self.text()
+
+    def text(self, width: int = 100) -> str:
+        """The report for a terminal.
+
+        Args:
+            width: Of the terminal, columns from 80.
+        """
+        from lightning_timekeeper.trace.summary_text import text  # noqa: PLC0415 - it needs this module
+
+        return text(self, width)
+
+    def json(self) -> str:
+        """All of it for a program: one JSON object with the names of the attributes."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False, separators=(",", ":"))
 
 
-def summarize(source: str | os.PathLike[str] | Iterable[dict[str, Any]]) -> Summary:
-    """Sum up a trace that is written in begin order per track, as ours are.
+def summarize(*sources: str | os.PathLike[str] | Iterable[dict[str, Any]]) -> Summary:
+    """Sum up the traces of a run.
+
+    Files of one rank count as parts of one run, those of several ranks are compared. Traces that are not ours, of PPE,
+    torch.profiler, VizTracer or anybody else, give a plain table of spans by name.
 
     Args:
-        source: A path, or events.
+        *sources: Paths or URLs, as for :func:`read_events`, or events; merged traces, too.
+
+    Returns:
+        What it comes to; print it, or take its figures.
 
     Raises:
-        OSError: Where the file cannot be read.
+        OSError: A file cannot be read.
+        TraceError: It is no Chrome trace.
+        ValueError: Without a source.
+
+    Example::
+
+        summary = summarize("fit-rank0.json", "fit-rank1.json")
+        print(summary)
+        print(summary.verdict.bound, summary.table.row("data").share)
     """
-    events = read_events(source) if isinstance(source, (str, os.PathLike)) else source
-    rows: dict[str, Row] = {}
-    stacks: dict[tuple[str, str], list[_Frame]] = defaultdict(list)
-    latest: dict[tuple[str, str], float] = defaultdict(float)
-    for event in events:
-        kind = event.get("ph")
-        if kind not in ("X", "B", "E"):
-            continue
-        ts, duration = _number(event.get("ts")), _number(event.get("dur", 0.0))
-        if ts is None or duration is None:
-            continue
-        key = (str(event.get("pid")), str(event.get("tid")))
-        stack = stacks[key]
-        if kind == "E":
-            _leave(rows, stack, ts, inclusive=True)
-            if stack:
-                _close(rows, stack, ts)
-        else:
-            _leave(rows, stack, ts, inclusive=False)
-            end = ts + duration if kind == "X" else None
-            stack.append(_Frame(str(event.get("cat") or event.get("name")), ts, end))
-            ts = end or ts
-        latest[key] = max(latest[key], ts)
-    for key, stack in stacks.items():
-        while stack:
-            end = stack[-1].end_us
-            _close(rows, stack, latest[key] if end is None else end)
-    ordered = sorted(rows.values(), key=lambda row: -row.self_us)
-    return Summary(ordered, sum(row.self_us for row in ordered))
+    if not sources:
+        raise ValueError("`summarize()`: expected one or more traces.")
+    collection = Collection()
+    paths = [source for source in sources if isinstance(source, (str, os.PathLike))]
+    for source in [*(each for each in sources if each not in paths), *sorted(paths, key=begin_ns)]:
+        collection.read(source)
+    return result(collection)
 
 
-def _number(value: Any) -> float | None:
-    """A time as foreign traces write them: a number, or one in a text; None for anything else."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def result(collection: Collection) -> Summary:
+    """What was collected, as a summary."""
+    ranks = sorted(collection.ranks.values(), key=lambda each: -1 if each.rank is None else each.rank)
+    shown = next((each for each in ranks if each.steps.count), ranks[0] if ranks else None)
+    warmup, table = _tables(shown) if shown is not None else (None, None)
+    steady = {each.rank: steps for each in ranks if each.rank is not None and (steps := _tables(each)[1])}
+    stragglers = compare({rank: steps for rank, steps in steady.items() if table and steps.unit == table.unit})
+    run = _run(shown) if shown is not None else None
+    validation, checkpoint = (_share(run, spell) for spell in (run.validation, run.checkpoint)) if run else (None, None)
+    beside = Kinds(timed=True)
+    for each in ranks:
+        beside.merge(each.beside)
+    kinds = shown.kinds if shown is not None else Kinds()
+    callbacks = [kind for kind in kinds.values() if kind.category == "callback"]
+    return Summary(
+        verdict=judge(table, stragglers, validation, checkpoint),
+        rank=shown.rank if shown is not None else None,
+        ranks=len(ranks),
+        files=collection.files,
+        table=table,
+        warmup=warmup,
+        run=run,
+        epochs=tuple(shown.epochs.values()) if shown is not None else (),
+        epochs_left_out=shown.epochs_left_out if shown is not None else 0,
+        validations=tuple(shown.validations) if shown is not None else (),
+        checkpoints=tuple(shown.checkpoints) if shown is not None else (),
+        bins=shown.steps.bins(shown.origin_ns or 0) if shown is not None else (),
+        stragglers=stragglers,
+        callbacks=named(callbacks)[:_DEAREST],
+        callback_classes=by_class(callbacks),
+        loggers=named(kind for kind in kinds.values() if kind.category == "logger"),
+        user_spans=named(kind for kind in kinds.values() if kind.times is not None),
+        beside=named(beside.values()),
+        spans=named(collection.spans.values()),
+        lost_bytes=collection.lost_bytes,
+        unordered=sum(each.unordered for each in ranks),
+    )
 
 
-@dataclass(slots=True)
-class _Frame:
-    phase: str
-    start_us: float
-    end_us: float | None
-    inside_us: float = 0.0
+def _tables(rank: RankTimes) -> tuple[StepTable | None, StepTable | None]:
+    steps = rank.steps if rank.steps.count else rank.batches
+    return steps.tables(steps.warmup())
 
 
-def _leave(rows: dict[str, Row], stack: list[_Frame], ts: float, *, inclusive: bool) -> None:
-    """Close what ended before ``ts``."""
-    while stack and stack[-1].end_us is not None and (stack[-1].end_us < ts or inclusive or stack[-1].end_us == ts):
-        _close(rows, stack, stack[-1].end_us)
+def _run(rank: RankTimes) -> Run:
+    return Run(
+        rank.stages,
+        rank.first_step_ns,
+        rank.stepping_ns or None,
+        rank.sanity.total_ns if rank.sanity.count else None,
+        rank.validation,
+        rank.checkpoint,
+        {phase: own_ns for phase, own_ns in zip(PHASES, rank.own_ns, strict=True) if own_ns},
+    )
 
 
-def _close(rows: dict[str, Row], stack: list[_Frame], end_us: float) -> None:
-    frame = stack.pop()
-    length_us = max(0.0, end_us - frame.start_us)
-    row = rows.setdefault(frame.phase, Row(frame.phase))
-    row.self_us += max(0.0, length_us - frame.inside_us)
-    row.calls += 1
-    row.longest_us = max(row.longest_us, length_us)
-    if stack:
-        stack[-1].inside_us += length_us
+def _share(run: Run, spell: Spell) -> float | None:
+    return spell.total_ns / run.training_ns if run.training_ns and spell.count else None
