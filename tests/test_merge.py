@@ -654,6 +654,7 @@ def two_ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_real_ranks_are_aligned_within_the_stated_error(two_ranks, tmp_path):
     """Both have the same monotonic clock, of which merge does not know: it tells how far off the result really is."""
     events = [event for path in two_ranks for event in read_events(path)]
@@ -682,14 +683,16 @@ def test_two_real_ranks_are_aligned_within_the_stated_error(two_ranks, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_real_ranks_in_perfetto(two_ranks, tmp_path, perfetto):
-    """Two processes, no fault, and each span of each rank exactly once."""
+    """Two processes, tracks for the loop and each worker, no fault, and each span of each rank exactly once."""
     merge(two_ranks, tmp_path / "merged.json")
-    spans = (
-        "select p.name, s.name, count(*) from slice s join thread_track t on s.track_id = t.id "
-        "join thread using (utid) join process p using (upid) group by 1, 2"
-    )
-    sql = [spans, "select count(*) from process where pid > 0"]
+    tracks = "from thread_track t join thread using (utid) join process p using (upid)"
+    sql = [
+        f"select p.name, s.name, count(*) {tracks} join slice s on s.track_id = t.id group by 1, 2",
+        f"select distinct p.name, thread.name {tracks} join slice s on s.track_id = t.id",
+        "select count(*) from process where pid > 0",
+    ]
     report = perfetto.open_trace(tmp_path / "merged.json", sql)
     assert report.ok, report
     recorded = Counter()
@@ -697,11 +700,17 @@ def test_two_real_ranks_in_perfetto(two_ranks, tmp_path, perfetto):
         for event in read_events(path):
             if event["ph"] in "XBi":
                 recorded[rank, event["name"]] += 1
+        assert recorded[rank, "read.__getitem__"] == 2 * 8  # 16 items an epoch, half of them on each rank
     assert Counter({(int(name[5]), span): count for name, span, count in report.rows[0]}) == recorded
-    assert report.rows[1] == [[2]]
+    names = {"MainThread", "read worker 0", "read worker 1"}
+    assert {(name[:6], track) for name, track in report.rows[1]} == {
+        (f"rank {n}", name) for n in range(2) for name in names
+    }
+    assert report.rows[2] == [[2]]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_each_epoch_end_has_an_anchor(two_ranks):
     """Of the barrier after its checkpoint, on both ranks; and the start of the fit has several."""
     for path in two_ranks:
