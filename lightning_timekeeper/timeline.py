@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from lightning_timekeeper.names import Callback, MisconfigurationException, rank
 from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.template import Template
 from lightning_timekeeper.trace.tracer import Tracer, tell_children
-from lightning_timekeeper.trace.writer import trouble
+from lightning_timekeeper.trace.writer import is_url, trouble
 from lightning_timekeeper.triggers import Counts, TriggerLike, as_trigger  # LightningCLI reads the annotations
 
 if TYPE_CHECKING:
@@ -413,17 +414,39 @@ class TimelineTrace(Callback):
             return
         if not (self._summary and trainer.is_global_zero and self._own_tracer is None):
             return
-        from lightning_timekeeper.trace.summary import summarize  # noqa: PLC0415 - at the end, where it is wanted
-
         try:
-            local = tracer.path is not None and self._writer is None
-            source: Any = tracer.path if local else tracer.events()
-            rank_zero_info(f"{summarize(source)}\nTrace: {tracer.path or 'in memory'}")
+            paths = run.files.paths if run.files is not None and self._writer is None else []
+            rank_zero_info(_summary_of(run, tracer, paths))
         except Exception as error:  # noqa: BLE001 - a file elsewhere, or one that cannot be read back
             rank_zero_info(f"TimelineTrace: no summary of {tracer.path}: {error}")
 
 
+SUMMED_UP_BYTES = 50_000_000
+"""Of a run's files together, 450,000 events: up to there the summary at its end takes no more than about three seconds."""
+
 _BATCH_ENDS = ("on_train_batch_end", "on_validation_batch_end", "on_test_batch_end", "on_predict_batch_end")
+
+
+def _summary_of(run: Recording, tracer: Tracer, paths: list[str]) -> str:
+    """Where the time of a run went, or how to learn it where that would keep the run waiting."""
+    from lightning_timekeeper.trace.summary import summarize  # noqa: PLC0415 - at the end, where it is wanted
+    from lightning_timekeeper.trace.summary_text import terminal_width  # noqa: PLC0415
+
+    paths = [path for path in paths if path != run.rotate_to and (is_url(path) or os.path.exists(path))]
+    size = sum(os.path.getsize(path) * (8 if path.endswith(".gz") else 1) for path in paths if not is_url(path))
+    if tracer._drain is not None and (tracer.path is None or is_url(tracer.path)):
+        size += tracer._drain._events * 110
+    if size > SUMMED_UP_BYTES:
+        if tracer.path is None:
+            return "TimelineTrace: to see where the time went, call `summarize(trace.tracer.events())`"
+        files = " ".join(shlex.quote(path) for path in paths[:3]) + (" ..." if len(paths) > 3 else "")
+        return f"TimelineTrace: to see where the time went, call `timekeeper summary {files}`"
+    if tracer.path is None:
+        return f"{summarize(tracer.events()).text(terminal_width())}\nTrace: in memory"
+    if not paths:
+        return f"Trace: {tracer.path}"
+    more = f" and {len(paths) - 1} before it" if len(paths) > 1 else ""
+    return f"{summarize(*paths).text(terminal_width())}\nTrace: {tracer.path}{more}"
 
 
 def _nobody() -> None:

@@ -91,7 +91,7 @@ class Steps:
     """The steps of one rank.
 
     The first ten are kept as they are, because only the median of the others tells which of them are the warm-up: those
-    at the beginning that take more than twice as long, at most half of all.
+    at the beginning that take more than twice as long, at most a fifth of all.
 
     Args:
         unit: ``step`` or ``batch``.
@@ -137,7 +137,7 @@ class Steps:
         if median_ns is None or self._later.count < len(times_ns):  # of few steps
             median_ns = statistics.median(times_ns) if times_ns else 0.0
         count = 0
-        while count < min(len(times_ns), self.count // 2) and times_ns[count] > WARMUP_RATIO * median_ns:
+        while count < min(len(times_ns), self.count // 5) and times_ns[count] > WARMUP_RATIO * median_ns:
             count += 1
         return count
 
