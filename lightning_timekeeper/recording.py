@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_timekeeper.files import TraceFiles
+    from lightning_timekeeper.live import Live
     from lightning_timekeeper.trace.tracer import Tracer
 
 CLOSE_S = 30.0
@@ -60,6 +61,7 @@ class Recording:
         self.rotate_to: str | None = None
         self.files: TraceFiles | None = None
         self.writer: Callable[[str], Any] | None = None
+        self.live: Live | None = None
         self.anchors = Anchors(trainer, failed)  # a collective call
         self._owner = owner
         self._make = make
@@ -105,7 +107,9 @@ class Recording:
             "test_next": evaluated_next,
             "predict_next": evaluated_next,
             "run_training_epoch": Watch(before=self._epoch_runs, ending=steps.end),
-            "run_training_batch": Watch(before=steps.batch_runs, ending=steps.batch_ran),
+            "run_training_batch": Watch(
+                before=steps.batch_runs, ending=steps.batch_ran, after=self.live.look if self.live is not None else None
+            ),
             "validation_step": evaluated,
             "test_step": evaluated,
             "predict_step": evaluated,
@@ -114,6 +118,8 @@ class Recording:
             "[LightningModule].on_before_optimizer_step": Watch(after=optimizer.begins_by_hand),
             "optimizer_step": Watch(ending=optimizer.ends),
         }
+        if self.live is not None:
+            self.live.attach(tracer)
         tracer.enable()
         self.anchors.record(tracer)
         # spans that are open in a tracer of the user's own are the user's

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_timekeeper.files import TraceFiles, attempt
 from lightning_timekeeper.hooks import drop_empty_hooks
+from lightning_timekeeper.live import Live
 from lightning_timekeeper.names import Callback, MisconfigurationException, rank_zero_info, under_both_names
 from lightning_timekeeper.recording import Recording
 from lightning_timekeeper.template import Template
@@ -49,6 +50,9 @@ class TimelineTrace(Callback):
         min_duration_us: Hooks of callbacks and of the module that take less, µs from 0, are left out: four events of
             five.
         max_events: The most events in one file, from 1; the viewers bear about two million.
+        log: Log ``time/data`` (the wait for it), ``time/forward``, ``time/backward``, ``time/optimizer`` and
+            ``time/step``, s, and ``time/data_share``, 0 to 1, to the Trainer's loggers at its own interval: means over
+            the steps since the last time.
         summary: Print where the time went when a run ends (rank 0).
 
     Raises:
@@ -75,6 +79,7 @@ class TimelineTrace(Callback):
         schedule: Callable[[int], Any] | None = None,
         min_duration_us: float = 10.0,
         max_events: int = 2_000_000,
+        log: bool = False,
         summary: bool = True,
     ) -> None:
         super().__init__()
@@ -121,6 +126,7 @@ class TimelineTrace(Callback):
         self._dirpath = None if dirpath is None else os.fspath(dirpath)
         self._max_events = max_events
         self._min_duration_us = min(float(min_duration_us), 1e12)
+        self._log = log  # the Trainer sets `log` to the LightningModule's
         self._summary = summary
         self._runs: list[Recording] = []  # more than one where a Trainer runs inside another's
         self._last_tracer: Tracer | None = None
@@ -225,6 +231,8 @@ class TimelineTrace(Callback):
         )
         run.writer = self._writer
         run.files = files
+        if self._log and stage == "fit" and trainer.is_global_zero and trainer.loggers:
+            run.live = Live(trainer)
         return run
 
     # ---- what must not reach the training --------------------------------------------------------------------------
@@ -403,6 +411,8 @@ class TimelineTrace(Callback):
 
         def end(run: Recording) -> None:
             self._close(run, {})
+            if run.live is not None:
+                run.live.finish()
             self._tell(trainer, run)
 
         self._guard(trainer, end)

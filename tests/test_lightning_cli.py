@@ -48,6 +48,7 @@ TIMELINES = [
         "dirpath": "traces",
         "min_duration_us": 2.5,
         "max_events": 1000,
+        "log": True,
         "summary": False,
     },
     {"trigger": "test_lightning_cli.trigger", "filename": None, "enable": [2, "epoch"], "disable": None},

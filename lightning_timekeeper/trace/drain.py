@@ -100,6 +100,7 @@ class Drain:
     ) -> None:
         self.sink = sink
         self.ended = False  # nothing more is recorded
+        self.listener: Callable[[Track, Batch], None] | None = None  # is given what is written, and must not raise
         self._finished = False  # the file has its end, or is given up
         self._closed = False  # and nobody will record any more
         self._over = False  # the thread is
@@ -424,6 +425,8 @@ class Drain:
             long = batch.duration_ns >= self._table(track).min_ns[batch.ident]
             columns = batch.position[long], batch.ident[long], batch.start_ns[long], batch.duration_ns[long]
             batch = Batch(*columns, batch.singles)
+        if self.listener is not None:
+            self.listener(track, batch)
         singles, positions = batch.singles, batch.position
         count = len(positions) + len(singles)
         if count == 0:
