@@ -185,7 +185,7 @@ class Timer(LightningTimer):
 
     @property
     def stop_reason(self) -> str | None:
-        """The limit that ended the latest fit: ``"duration"``, ``"run_duration"``, ``"deadline"``; None if none did."""
+        """The limit that ended the latest fit, ``"duration"``, ``"run_duration"`` or ``"deadline"``; None if none did."""
         number = int(self._past_s[-1])
         return REASONS[number - 1] if number else None
 

@@ -7,7 +7,7 @@ import multiprocessing
 import names_process
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 
 @pytest.fixture(scope="module")

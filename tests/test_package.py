@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,19 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_the_version_is_in_one_place():
     """The installed metadata takes it from the package."""
     assert importlib.metadata.version("lightning-timekeeper") == lightning_timekeeper.__version__
+
+
+def test_the_map_of_the_code_is_whole():
+    """CONTRIBUTING.md says of each module where it belongs, and of none that is not there."""
+    screen = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text().split("```")[1]
+    assert set(re.findall(r"\w+\.py", screen)) == {path.name for path in PACKAGE.rglob("*.py")}
+
+
+def test_lightning_is_imported_through_names_alone():
+    """Else a class of ours would be at home under one of its names only. The demo is a program of its own."""
+    for path in PACKAGE.rglob("*.py"):
+        if path.name not in ("names.py", "demo.py"):
+            assert not {name.split(".")[0] for name in imports_of(path)} & {"lightning", "pytorch_lightning"}, path
 
 
 def test_the_types_are_marked():

@@ -53,6 +53,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_a_sharded_run_resumes_exactly(ranks):
     """Both ranks stop at the same step, write their shards into one directory, and go on with the next batch."""
     for rank in ranks:
@@ -65,6 +66,7 @@ def test_a_sharded_run_resumes_exactly(ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_a_window_goes_on_over_a_sharded_resume(ranks):
     """That it was recording is restored after set-up, in time for the first batch."""
     for rank in ranks:

@@ -572,7 +572,5 @@ def test_two_ranks(tmp_path, strategy):
         assert all(any(sync in inside(spans, step) for step in steps) for sync in syncs)
         assert len(syncs) == 3
         waited.append(sum(sync["end"] - sync["start"] for sync in syncs))
-    if hasattr(
-        _TrainingEpochLoop, "_broadcast_sigterm_tensor"
-    ):  # Lightning 2.5.2: before, ranks wait in backward alone
+    if hasattr(_TrainingEpochLoop, "_broadcast_sigterm_tensor"):  # from Lightning 2.5.2 on
         assert waited[0] > 50_000_000 > waited[1]

@@ -72,7 +72,7 @@ class MergedFile:
 
 @dataclass(frozen=True)
 class Merged:
-    """What :func:`merge` made; as a string, a line that says it and one for each trace.
+    """What :func:`~lightning_timekeeper.merge` made; as a string, a line that says it and one for each trace.
 
     Attributes:
         output: The new file.
