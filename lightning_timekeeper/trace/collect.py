@@ -153,7 +153,10 @@ class Collection:
         start_ns = nanoseconds(event.get("ts"))
         if start_ns is None or duration_ns is None:
             return
-        place = self._place(event.get("pid"), event.get("tid"), start_ns)
+        try:
+            place = self._places[event["pid"], event["tid"]]
+        except (KeyError, TypeError):
+            place = self._place(event.get("pid"), event.get("tid"), start_ns)
         args = event.get("args")
         args = args if isinstance(args, dict) else None
         if letter == "E":
@@ -162,7 +165,10 @@ class Collection:
             if event.get("name") == "checkpoint saved" and place.rank is not None and isinstance(place.track, Track):
                 place.rank.saved(place.track, start_ns, (args or {}).get("path"))
         else:
-            kind = self._kind(place, str(event.get("cat") or ""), str(event.get("name")))
+            category, name = event.get("cat"), event.get("name")
+            if type(category) is not str or type(name) is not str:
+                category, name = str(category or ""), str(name)
+            kind = place.kinds.get((category, name)) or self._kind(place, category, name)
             if letter == "X":
                 place.track.span(kind, start_ns, duration_ns, args)
             else:
