@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lightning_timekeeper.anchors import Anchors
+from lightning_timekeeper.logger_times import LoggerTimes
 from lightning_timekeeper.profiler import RecordingProfiler, Watch
 from lightning_timekeeper.steps import OptimizerTime, Steps
 from lightning_timekeeper.triggers import Counts
@@ -73,6 +74,7 @@ class Recording:
         self.trial = False  # the tuner runs the loops, without us
         self._steps: Steps | None = None
         self._optimizer = OptimizerTime(failed)
+        self._loggers = LoggerTimes()
         self._since_ns: int | None = None
         self._stop_told = False
 
@@ -100,6 +102,7 @@ class Recording:
         self._steps = steps = Steps(self, self._owner, tracer.track, tracer._drain)
         optimizer = self._optimizer
         optimizer.record(tracer.track)
+        self._loggers.record(self.trainer.loggers, tracer.track)
         evaluated_next, evaluated = Watch(before=steps.fetch_to_evaluate), Watch(ending=steps.batch_ran)
         watches = {
             "train_dataloader_next": Watch(before=steps.fetch_to_train),
@@ -179,6 +182,7 @@ class Recording:
             self.tracer.disable()
 
     def _restore_profiler(self) -> None:
+        self._loggers.restore()
         proxy, self._proxy = self._proxy, None
         if proxy is None:
             return
