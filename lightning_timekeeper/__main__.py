@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 
 from lightning_timekeeper import __version__
+from lightning_timekeeper.trace.terminal import printable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,6 +20,9 @@ def main(argv: list[str] | None = None) -> int:
         The exit status: 0, or 1 after an error, 130 after Ctrl-C.
     """
     args = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal or a file may not take every character of a name
     try:
         if args.command == "demo":
             from lightning_timekeeper.demo import demo
@@ -42,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
             print(repair(args.trace, args.output))
     except (OSError, ValueError) as error:
-        print(f"timekeeper: {error}", file=sys.stderr)
+        print(f"timekeeper: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

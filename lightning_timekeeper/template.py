@@ -14,6 +14,8 @@ KEYS = ("stage", "rank", "node", "world_size", "epoch", "step", "attempt")
 SUFFIXES = (".json", ".json.gz")
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f]")
+# what makes separators of a value, any character of a number (47 is a slash), or a name of a gigabyte
+_ODD_FORMAT = re.compile(r"[/\\]|c$|[1-9]\d{3}")
 
 
 class Template:
@@ -43,20 +45,23 @@ class Template:
         for _, field, spec, conversion in fields:
             if field is None:
                 continue
+            if _ODD_FORMAT.search(spec or ""):
+                raise ValueError(f"{self._error} {field!r} may not have the format {spec!r}.")
             if field in KEYS and not conversion:
                 self.keys.add(field)
             elif field and spec and not conversion and not set(field) & set("[]"):
                 self.metrics.add(field)
             else:
                 raise ValueError(f"{self._error} {field!r} is not one of them.")
-        if "/" in re.sub(r"\{[^}]*\}", "", text) and ".." in text.split("/"):
-            raise ValueError(f"{self._error} It may not leave the directory.")
         for _, field, spec, _ in fields:
             if field is not None:
                 try:
                     format("fit" if field == "stage" else 1.0 if field in self.metrics else 1, spec or "")
                 except ValueError as error:
                     raise ValueError(f"{self._error} {field}: {error}.") from None
+        name = self.fill({**dict.fromkeys(KEYS, 1), "stage": "fit"}, dict.fromkeys(self.metrics, 1.0))
+        if name[0] in "/\\" or os.path.splitdrive(name)[0] or ".." in re.split(r"[/\\]", name):
+            raise ValueError(f"{self._error} It may not leave the directory: `dirpath` says which that is.")
 
     def fill(self, values: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
         """The file's name.
@@ -77,7 +82,6 @@ class Template:
                 parts.append(format(float(metrics[field]), spec or ""))
             except (KeyError, TypeError, ValueError, RuntimeError):
                 parts.append("nan")
-        # a value is text of the run: it must not become a directory
         return "".join(parts)
 
 

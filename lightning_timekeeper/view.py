@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from lightning_timekeeper.trace.merge import merge
+from lightning_timekeeper.trace.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,11 +64,11 @@ def view(
             address = f"{server.ui}/#!/?url={quote(server.address, safe='')}"
             say(
                 (open_browser or _open)(address)
-                or f"Serving {trace} to {server.ui} until it is fetched; Ctrl-C ends it."
+                or f"Serving {printable(str(trace))} to {server.ui} until it is fetched; Ctrl-C ends it."
             )
             while not server.fetched:
                 server.handle_request()
-            say(f"The Perfetto UI has {trace.name}.")
+            say(f"The Perfetto UI has {printable(trace.name)}.")
 
 
 class _Server(HTTPServer):
@@ -90,7 +91,7 @@ class _Server(HTTPServer):
         parts = urlsplit(ui)
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.host = f"{HOST}:{self.server_address[1]}"
-        self.page = f"/{quote(trace.name)}"
+        self.page = f"/{quote(os.fsencode(trace.name))}"
         self.address = f"http://{self.host}{self.page}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -14,6 +14,7 @@ from lightning_timekeeper.trace.clocks import Alignment, Shift, align, by_wall_c
 from lightning_timekeeper.trace.rewrite import Rewriter
 from lightning_timekeeper.trace.roster import Roster, process_of_ours
 from lightning_timekeeper.trace.source import Source, leave_to_workers
+from lightning_timekeeper.trace.terminal import printable
 from lightning_timekeeper.trace.whole import whole_file
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class MergedFile:
             parts.append(f"{self.dropped:,} events dropped that no viewer takes")
         if self.lost_bytes or self.skipped_bytes:
             parts.append(f"{self.lost_bytes + self.skipped_bytes:,} bytes unreadable")
-        return f"{self.path}: {', '.join(parts)}"
+        return f"{printable(self.path)}: {', '.join(parts)}"
 
     def _clock(self) -> str:
         if self.aligned_by == "none":
@@ -88,7 +89,7 @@ class Merged:
         return sum(file.events for file in self.files)
 
     def __str__(self) -> str:
-        head = f"{self.output}: {self.events:,} events of {len(self.files)} traces"
+        head = f"{printable(str(self.output))}: {self.events:,} events of {len(self.files)} traces"
         return "\n".join([head, *(f"  {file}" for file in self.files)])
 
 

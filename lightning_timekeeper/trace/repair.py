@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lightning_timekeeper.trace.reader import read_events
+from lightning_timekeeper.trace.terminal import printable
 from lightning_timekeeper.trace.whole import whole_file
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Repaired:
     skipped_bytes: int
 
     def __str__(self) -> str:
-        parts = [f"{self.output}: {_count(self.events, 'event')}"]
+        parts = [f"{printable(str(self.output))}: {_count(self.events, 'event')}"]
         if self.closed:
             parts.append(f"{_count(self.closed, 'unfinished span')} closed at the latest time")
         lost = [

@@ -9,6 +9,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from lightning_timekeeper.trace.stragglers import COLUMNS, WAITS
+from lightning_timekeeper.trace.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -189,7 +190,7 @@ def _line(name: str, cells: Sequence[str], name_width: int, cell_widths: int | S
 def _safe(name: str) -> str:
     """A name without what a terminal would obey, and without a callback's whole state key."""
     name = _STATE.sub("", name) or name
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return printable(name)
 
 
 def _fit(name: str, width: int) -> str:
