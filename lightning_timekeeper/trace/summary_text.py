@@ -26,6 +26,7 @@ _MOST_EPOCHS = 10
 _RANK = 9
 _EPOCH_CELLS = (8, 8, 8, 12, 12, 8, 8)
 _MOST_RANKS = 8
+_UNIT = re.compile(r" (%|(s|ms|µs|ns)\b)")
 _STATE = re.compile(r"\{.*", re.DOTALL)
 
 
@@ -217,6 +218,8 @@ def _wrapped(line: str, width: int) -> list[str]:
     lines, rest = [], line
     while _columns(rest) > width:
         cut = rest.rfind(" ", 0, width)
+        if _UNIT.match(rest, cut):  # stays with its number
+            cut = rest.rfind(" ", 0, cut)
         cut = max(width // 2, cut)
         lines.append(rest[:cut].rstrip())
         rest = "  " + rest[cut:].lstrip()

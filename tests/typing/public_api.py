@@ -32,6 +32,7 @@ from lightning_timekeeper import (
     iterate,
     read_events,
     span,
+    summarize,
 )
 
 lightning_timekeeper.nonsense  # type: ignore[attr-defined]  # pyright: ignore
@@ -160,4 +161,10 @@ with Tracer("trace.json.gz", max_events=10) as tracer:
     assert_type(tracer.path, str | None)
 for event in read_events("trace.json"):
     assert_type(event, dict[str, Any])
+summary = summarize("rank0.json", Path("rank1.json"), [{"ph": "X", "name": "a", "ts": 0, "dur": 1}])
+assert_type(summary.verdict.bound, str | None)
+assert_type(summary.text(80), str)
+if summary.table is not None:
+    assert_type(summary.table.row("data").share, float | None)
+summarize(1)  # type: ignore[arg-type]  # pyright: ignore
 assert_type(lightning_timekeeper.__version__, str)
