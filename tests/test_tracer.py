@@ -50,7 +50,7 @@ def test_whole_file(tmp_path, monkeypatch):
             assert tracer.flush()
             clock.go(999)
         clock.go(1)
-    head = '"schema_version":1,"host":"node7","base_unix_s":1696186170,'
+    head = f'"schema_version":1,"host":"node7","pid":{os.getpid()},"base_unix_s":1696186170,'
     head += f'"unix_ns":"1700000000123456789","clock_ns":"{clock.origin_ns}"'
     assert path.read_text().splitlines() == [
         "[",

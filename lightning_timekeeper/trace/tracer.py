@@ -130,6 +130,7 @@ class Track:
     def __init__(self, clock: Callable[[], int], life: object, *, keeps: bool = True) -> None:
         self.name = threading.current_thread().name
         self.life = weakref.ref(life)
+        self._ticks = iter(clock, None)
         self._keep(nothing=not keeps)  # nothing in a forked child, where nobody takes it
         self.names: list[tuple[str, str]] = []
         self.free: dict[str, set[Span]] = {}
@@ -156,10 +157,12 @@ class Track:
         # a deque of no length takes what a list takes, and keeps nothing
         self.buffer: list[int] = deque(maxlen=0) if nothing else []  # type: ignore[assignment]
         self.side: deque[tuple[int, Any]] = deque(maxlen=0 if nothing else None)
+        # shared by all that `reads` makes: a training step has touched each of them, and finds none in its cache
+        self._extend = self.buffer.extend
 
     def reads(self, code: int) -> Callable[[], None]:
         """A call without arguments that appends ``code`` and the time, in C."""
-        return map(self.buffer.extend, zip(repeat(code), iter(self._clock, None))).__next__
+        return map(self._extend, zip(repeat(code), self._ticks)).__next__
 
     def pair(self, name: str, category: str) -> tuple[int, Callable[[], None], Callable[[], None]]:
         """The ident of a name, and the begin and the end that :meth:`Tracer.handle` returns."""
