@@ -177,7 +177,7 @@ def test_the_run_and_its_epochs(two_epochs):
     first, second = summary.epochs
     assert (first.epoch, first.steps, first.train_ns, first.gap_ns) == (0, 3, 15 * MS, None)
     assert (second.duration_ns, second.validation.total_ns, second.checkpoint.count) == (76 * MS, 21 * MS, 1)
-    assert second.gap_ns == 32 * MS
+    assert (first.first_step_ns, second.first_step_ns, second.gap_ns) == (47 * MS, 122 * MS, 32 * MS)
     assert [(mark.start_ns, mark.duration_ns, mark.path) for mark in summary.checkpoints] == [
         (82 * MS, 8 * MS, "/tmp/0.ckpt"),
         (158 * MS, 8 * MS, "/tmp/1.ckpt"),

@@ -55,6 +55,7 @@ class Epoch:
         validation: Its validations.
         checkpoint: Its checkpoints.
         gap_ns: From the end of the last step, validation or checkpoint before it to its first step; None for the first.
+        first_step_ns: Begin of its first step, since the begin of the trace; None before there is one.
     """
 
     epoch: int | None
@@ -65,6 +66,7 @@ class Epoch:
     validation: Spell = field(default_factory=Spell)
     checkpoint: Spell = field(default_factory=Spell)
     gap_ns: int | None = None
+    first_step_ns: int | None = None
 
 
 @dataclass
@@ -139,6 +141,8 @@ class RankTimes:
                 # a window that opens later begins with a step: nothing was set up in it
                 if self._stage is not None and self.first_step_ns is None and track.calls[_SETUP]:
                     self.first_step_ns = start_ns - self._stage.start_ns
+            if role == "step" and self._epoch is not None and self._epoch.first_step_ns is None:
+                self._epoch.first_step_ns = start_ns - (self.origin_ns or 0)
             if self._gap_due and self._epoch is not None:
                 self._gap_due = False
                 if self._busy_until_ns is not None:
