@@ -469,7 +469,8 @@ def test_two_traces_end_in_any_order(tmp_path, monkeypatch, fails, first_ends_fi
     for number, (name, end) in enumerate(zip("ab", ends, strict=True)):
         path = tmp_path / f"{name}.json"
         if number == fails:
-            assert len(named(spans_of(path), "step")) == 1
+            # until then there is no trigger to look at, but at the end of an epoch
+            assert len(named(spans_of(path), "step")) == min(end, 8)
         else:
             assert steps_of(path) == list(range(end))
 

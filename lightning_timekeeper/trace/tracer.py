@@ -529,7 +529,7 @@ _only: _Local | Worker | None = None  # of the tracer that records, where it is 
 _switching = threading.RLock()  # a signal handler may close a tracer while another is being enabled
 
 _board: Board | None = None  # where children of this process look what is being recorded
-_worker: Worker | None = None  # what records here, as a child of a process that has a board, while no tracer of ours does
+_worker: Worker | None = None  # what records here, in a child of a process with a board, while no tracer of ours does
 
 
 def _own() -> list[Tracer]:
