@@ -55,6 +55,21 @@ def test_who_is_waited_for(phases, rank, cause):
     assert (f"for rank {rank}, whose {cause} takes" in str(summary).replace("\n  ", " ")) == (rank is not None)
 
 
+@pytest.mark.parametrize(("late", "rank"), [(range(7, 8), None), (range(0, 40, 3), 1)])
+def test_one_mishap_names_nobody(late, rank):
+    """A rank that was held up once, for all of 200 ms, is none to be waited for; one that is in each third step is."""
+    runs = [training(0, number, number + 10) for number in range(2)]
+    for run in runs:
+        del run.events[-1]
+    for step in range(40):
+        extra = 200 if step in late else 0
+        runs[0].step(forward=5, backward=2 + extra)
+        runs[1].step(forward=5 + extra, backward=2)
+    for run in runs:
+        run.add("E")
+    assert summarize([event for run in runs for event in run.events]).stragglers.rank == rank
+
+
 def test_it_takes_twenty_steps():
     """With fewer nobody is named."""
     late = {**EVEN, "backward": 22}, {**EVEN, "forward": 25.5}

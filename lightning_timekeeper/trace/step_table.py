@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +68,7 @@ class StepTable:
         rows: The phases, the largest first, then ``other``, then those that were not measured.
         input_share: Of the time in which a step waits for its data, with the user's own spans in there; 0 to 1.
         distribution: Of the step times.
+        wait_deviation_ns: Standard deviation, over the steps, of the time in which a rank may wait for others.
     """
 
     unit: str
@@ -77,6 +79,7 @@ class StepTable:
     rows: tuple[Row, ...]
     input_share: float | None
     distribution: tuple[Bar, ...]
+    wait_deviation_ns: float
 
     def row(self, phase: str) -> Row:
         """That of a phase; one without figures where there is none."""
@@ -160,12 +163,14 @@ class _Sums:
         self._phases: dict[int, Histogram] = {}
         self._calls = np.zeros(len(PHASES), dtype=np.int64)
         self._input_ns = 0
+        self._wait_sum = self._wait_squares = 0.0
         self._numbers: list[int] = []  # the least and the greatest
 
     def copy(self) -> _Sums:
         """One that can be added to."""
         made = _Sums(self.unit)
         made.count, made._input_ns = self.count, self._input_ns
+        made._wait_sum, made._wait_squares = self._wait_sum, self._wait_squares
         made._calls, made._numbers = self._calls.copy(), self._numbers
         made.whole, made._other = self.whole.copy(), self._other.copy()
         made._phases = {phase: times.copy() for phase, times in self._phases.items()}
@@ -184,6 +189,9 @@ class _Sums:
         self._other.add_all(np.maximum(rest_ns, 0), number)
         self._calls += block.calls.sum(axis=0)
         self._input_ns += int(block.input_ns.sum())
+        waits_ns = own_ns[:, list(WAITS)].sum(axis=1).astype(np.float64)
+        self._wait_sum += float(waits_ns.sum())
+        self._wait_squares += float((waits_ns**2).sum())
         numbered = number[number >= 0].tolist()
         if numbered:
             self._numbers = [min(numbered + self._numbers[:1]), max(numbered + self._numbers[1:])]
@@ -207,9 +215,12 @@ class _Sums:
             tuple(rows),
             self._input_ns / all_ns if all_ns and INDEX["data"] in self._phases else None,
             self.whole.bars(),
+            math.sqrt(max(0.0, self._wait_squares / self.count - (self._wait_sum / self.count) ** 2)),
         )
 
 
+WAITS = (INDEX["backward"], INDEX["sync"])
+"""Phases in which a rank may wait for others."""
 _SHOWN = tuple(INDEX[phase] for phase in ROWS)
 
 

@@ -7,6 +7,7 @@ alone is no proof: a rank is named only where its own work, by which it is late,
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ COLUMNS = {
 WAITS = ("backward", "sync")
 LEAST_STEPS = 20
 LEAST_WAIT = 0.1  # of a step
+LEAST_ERRORS = 3.0  # standard errors of the waits' means
 LEAST_EXPLAINED = 0.8
 
 
@@ -115,6 +117,9 @@ def compare(tables: dict[int, StepTable]) -> Stragglers:
     others = [rank for rank in ranks if rank is not culprit]
     wait_ns = statistics.median(rank.wait_ns for rank in others) - culprit.wait_ns
     share = wait_ns / culprit.step_ns if culprit.step_ns else 0.0
+    # a few steps in which a rank was held up by chance make a mean, too, but one that is as uncertain as it is large
+    deviations_ns = {rank.rank: tables[rank.rank].wait_deviation_ns / math.sqrt(rank.steps) for rank in ranks}
+    error_ns = math.hypot(deviations_ns[culprit.rank], statistics.median(deviations_ns[rank.rank] for rank in others))
     if share < LEAST_WAIT:
         why = "No rank waits for another before backward. One that is slow in backward itself cannot be told from its waits."
         return replace(found, wait_ns=wait_ns, share=share, why=why)
@@ -123,6 +128,9 @@ def compare(tables: dict[int, StepTable]) -> Stragglers:
         - statistics.median(rank.columns_ns[column] or 0.0 for rank in others)
         for column in spreads
     }
+    if wait_ns < LEAST_ERRORS * error_ns:
+        why = f"Rank {culprit.rank} waits least, but the waits vary too much from step to step to name it."
+        return replace(found, wait_ns=wait_ns, share=share, why=why)
     cause = max(excess_ns, key=lambda column: excess_ns[column], default="other")
     explained = max(0.0, excess_ns.get(cause, 0.0) / wait_ns)
     if explained < LEAST_EXPLAINED:
