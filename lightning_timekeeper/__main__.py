@@ -38,6 +38,10 @@ def main(argv: list[str] | None = None) -> int:
             from lightning_timekeeper.trace.merge import merge
 
             print(merge(args.trace, args.output, progress=sys.stderr.isatty()))
+        elif args.command == "report":
+            from lightning_timekeeper.report import report
+
+            print(f"Report: {report(args.trace, args.output)}")
         elif args.command == "view":
             from lightning_timekeeper.view import view
 
@@ -46,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             from lightning_timekeeper.trace.repair import repair
 
             print(repair(args.trace, args.output))
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"timekeeper: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -74,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     merge = commands.add_parser("merge", help="put the traces of several ranks, nodes or attempts on one timeline")
     merge.add_argument("trace", metavar="TRACE", nargs="+", help="Chrome traces, .json or .json.gz; none is changed")
     merge.add_argument("-o", "--output", metavar="OUT", required=True, help="the new trace, .json or .json.gz")
+
+    report = commands.add_parser("report", help="make a page of the summary, with pictures: one file, no network")
+    report.add_argument("trace", metavar="TRACE", nargs="+", help="the traces of a run's ranks, or any Chrome trace")
+    report.add_argument("-o", "--output", metavar="OUT", default="report.html", help="the page (default: report.html)")
 
     view = commands.add_parser("view", help="show a trace, or several on one timeline, in the Perfetto UI")
     view.add_argument("trace", metavar="TRACE", nargs="+", help="a Chrome trace, .json or .json.gz")
