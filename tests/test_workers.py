@@ -8,6 +8,8 @@ import errno
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -25,6 +27,8 @@ from lightning_timekeeper.trace.tracer import BOARD, counter, instant, span
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 pytestmark = needs_fork
+# six processes that import torch
+long = pytest.mark.skipif("TIMEKEEPER_LONG" not in os.environ, reason="20 to 40 s each: only with TIMEKEEPER_LONG set")
 
 
 class Child:
@@ -732,6 +736,33 @@ def test_a_fit_with_workers(tmp_path, method, perfetto):
     assert names == ("MainThread", "train worker 0", "train worker 1", "val worker 0")
     assert (sum(counts[1:3]), counts[3]) == (32, 16)
     assert not any(open_ones)
+
+
+@pytest.mark.slow
+@long
+@pytest.mark.parametrize(("strategy", "method"), [("ddp", "forkserver"), ("ddp", "spawn"), ("ddp_spawn", "spawn")])
+def test_ranks_with_workers(tmp_path, strategy, method, perfetto):
+    """Two ranks with two workers each, merged: every span once, each worker under its own rank."""
+    command = [sys.executable, str(Path(__file__).with_name("worker_ranks.py")), str(tmp_path), strategy, method]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "RuntimeWarning" not in done.stderr, done.stderr
+    paths = [tmp_path / f"fit-rank{rank}.json" for rank in range(2)]
+    assert not list(tmp_path.glob("*worker*"))
+    each = [recorded_in(read(path)) for path in paths]
+    assert [one.total() for one in each] == [8, 8]
+    assert each[0] + each[1] == done_in(tmp_path)
+    merged = merge(paths, tmp_path / "merged.json").output
+    tracks_by_rank = (
+        "select p.name, t.name, sum(s.name = 'read') from slice s join thread_track tt on s.track_id = tt.id "
+        "join thread t using (utid) join process p using (upid) where s.name in ('step', 'read') group by 1, 2 order by 1, 2"
+    )
+    report = perfetto.open_trace(merged, [tracks_by_rank])
+    assert report.ok, report
+    rows = [(process[:6], track) for process, track, _ in report.rows[0]]
+    tracks = ("MainThread", "train worker 0", "train worker 1")
+    assert rows == [(f"rank {rank}", track) for rank in range(2) for track in tracks]
+    assert sum(count for *_, count in report.rows[0]) == 16
 
 
 def test_workers_from_before_a_window(tmp_path):
