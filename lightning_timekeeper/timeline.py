@@ -188,7 +188,11 @@ class TimelineTrace(Callback):
             if run.files is not None:
                 run.files.check()
         else:
-            run.open()
+            try:
+                run.open()
+            except RuntimeError as error:  # no thread to be had, under a limit of processes: not for us to end a run
+                trouble(f"`TimelineTrace` records nothing of this {stage}: {error}.")
+                return
         if run.over and self._own_tracer is not None:
             trouble(f"`TimelineTrace(tracer=...)`: the tracer has ended; nothing of this {stage} is recorded.")
             return

@@ -125,9 +125,18 @@ class Drain:
         self._requests: queue.SimpleQueue[tuple[Callable[[], None], queue.SimpleQueue[bool]]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread, once."""
+        """Start the thread, once.
+
+        Raises:
+            RuntimeError: Where there is none to be had, as under a limit of processes; nothing is left of the file then.
+        """
+        try:
+            self._thread.start()
+        except BaseException:
+            self.ended = self._finished = self._over = True
+            self.sink.abandon()
+            raise
         _drains.add(self)
-        self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
         """As :meth:`Tracer.flush`."""
@@ -172,6 +181,21 @@ class Drain:
 
     # ---- the thread ------------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - no memory even to give up, say: whoever waits must not wait on
+            with contextlib.suppress(BaseException):
+                self._give_up(error)
+        finally:
+            self._over = True
+            self.ended = True
+            for track in list(self._tracks):
+                track.retire()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._requests.get_nowait()[1].put(False)
+
+    def _work(self) -> None:
         self._do(self._head)
         next_s = monotonic() + self._interval_s
         # it goes on after a failure, until the tracer is closed: what records goes on recording into the lists
@@ -192,12 +216,6 @@ class Drain:
         if not self._finished:
             self._do(self._collect)
             self._do(lambda: self._finish(_UNFINISHED))
-        for track in list(self._tracks):
-            track.retire()
-        self._over = True
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._requests.get_nowait()[1].put(False)
 
     def _do(self, job: Callable[[], None]) -> bool:
         try:

@@ -191,7 +191,9 @@ class FileSink:
             self._opened.put(True)
             self._work(file)
             file.close()
-            if self._compress and self._local:
+            if self._local and self._abandoned and not self._written:
+                os.unlink(file.name)  # nobody got to write its head
+            elif self._compress and self._local:
                 self._final_gzip()
         except BaseException as error:  # noqa: BLE001 - the thread's end of the line: its caller looks at `error`
             self.error = error
