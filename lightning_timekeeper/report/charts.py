@@ -59,7 +59,7 @@ def run(summary: Summary) -> str:
     """Step time over the run, stacked by phase; below it, where validations and checkpoints were."""
     bins = summary.bins
     means_ns = sorted(each.duration_ns / each.steps for each in bins)
-    limit_ns = min(means_ns[-1], _SPIKE * means_ns[len(means_ns) // 2])
+    limit_ns = max(1.0, min(means_ns[-1], _SPIKE * means_ns[len(means_ns) // 2]))
     longest = max(bins, key=lambda each: each.longest_ns)
     at = "" if longest.first_step is None else f", at {steps_of(longest)}"
     description = f"{sum(each.steps for each in bins):,} steps; the longest took {_time(longest.longest_ns)}{at}."
@@ -366,7 +366,7 @@ def _marks(summary: Summary) -> Sequence[tuple[str, Sequence[Mark]]]:
 
 
 def _ticks(most: int, *, integer: bool = False) -> MaxNLocator:
-    return MaxNLocator(most, steps=[1, 2, 5, 10], integer=integer)
+    return MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=integer)
 
 
 def _pixel(plot: Axes) -> tuple[float, float]:

@@ -149,7 +149,8 @@ def _sections(summary: Summary) -> Iterator[Section]:
         yield _step(summary, summary.table)
         if summary.bins:
             yield _run(summary)
-        yield _distribution(summary.table)
+        if summary.table.distribution:
+            yield _distribution(summary.table)
     if len(summary.stragglers.ranks) > 1:
         yield _ranks(summary.stragglers, summary)
     if any(epoch.steps for epoch in summary.epochs) or summary.validations or summary.checkpoints:
