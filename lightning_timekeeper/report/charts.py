@@ -349,8 +349,10 @@ def _epochs(epochs: Iterable[Epoch]) -> list[tuple[str, int, int]]:
 
 
 def _epoch_lane(plot: Axes, epochs: Sequence[tuple[str, int, int]], divisor_ns: float, pixel_x: float) -> None:
+    gap_ns = 1.5 * pixel_x * divisor_ns
     spans = [
-        (begin / divisor_ns, max(begin / divisor_ns, end / divisor_ns - 1.5 * pixel_x)) for _, begin, end in epochs
+        (begin / divisor_ns, (end - gap_ns if end - begin > 3 * gap_ns else end) / divisor_ns)
+        for _, begin, end in epochs
     ]
     path = svg.boxes(spans, _ROW - 4, 4)
     plot.add_patch(PathPatch(path, facecolor=svg.colour("epoch"), linewidth=0, clip_on=False))

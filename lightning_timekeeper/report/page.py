@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from lightning_timekeeper import __version__
 from lightning_timekeeper.report import charts
+from lightning_timekeeper.trace.rank_times import MOST_MARKS
 from lightning_timekeeper.trace.stragglers import COLUMNS, WAITS
 from lightning_timekeeper.trace.summary_text import _counted, _fit, _ms, _percent, _time
 
@@ -239,7 +240,7 @@ def _run(summary: Summary) -> Section:
         "Warm-up included.",
         _legend(columns),
         pictures=_picture(charts.run(summary)),
-        caption=caption,
+        caption=caption + _first(summary),
         folded=[Table("Step times as a table", ("steps", "mean", "longest", *columns), rows)],
     )
 
@@ -295,6 +296,7 @@ def _timeline(summary: Summary) -> Section:
     section.caption = (
         "A gap is the time between the end of the last step, validation or checkpoint and the first step of an epoch."
     )
+    section.caption += _first(summary)
     if summary.epochs:
         heads = ("epoch", "time", "steps", "train", "validation", "checkpoint", "longest", "gap before")
         note = f"{summary.epochs_left_out:,} epochs more are not kept apart." if summary.epochs_left_out else ""
@@ -305,6 +307,15 @@ def _timeline(summary: Summary) -> Section:
             columns = ["begin", "time", "after step", *(["file"] if any(mark.path for mark in marks) else [])]
             section.folded.append(Table(name, columns, [_mark(mark, len(columns)) for mark in marks]))
     return section
+
+
+def _first(summary: Summary) -> str:
+    """What a picture must say where there were more marks than are kept one by one."""
+    run = summary.run
+    pairs = ((summary.validations, run.validation), (summary.checkpoints, run.checkpoint)) if run is not None else ()
+    if summary.epochs_left_out or any(len(marks) < spell.count for marks, spell in pairs):
+        return f" Of more than {MOST_MARKS:,} epochs, validations or checkpoints only the first are marked."
+    return ""
 
 
 def _epoch(epoch: Epoch) -> Row:
