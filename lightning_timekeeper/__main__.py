@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.command == "report":
             from lightning_timekeeper.report import report
 
-            print(f"Report: {report(args.trace, args.output)}")
+            print(f"Report: {printable(str(report(args.trace, args.output)))}")
         elif args.command == "view":
             from lightning_timekeeper.view import view
 
