@@ -1,8 +1,8 @@
 """The notice board: how a process that records and its children know of each other.
 
-It is one small file, mapped into the memory of all. The process that has tracers writes on it which recording is on,
-and where its children are to write; a child looks at the number each time that it might record: 30 ns. A child that
-begins to record signs at the file's end with one append. So nobody waits for anybody, whoever dies and when.
+It is one small file, on Linux only in memory, that all have mapped. The process that has tracers writes on it which
+recording is on, and where its children are to write; a child looks at the number each time that it might record: 30 ns.
+A child that begins to record signs at the file's end with one append. So nobody waits for anybody, whoever dies and when.
 
 A child finds the board because it was forked with it, or by an environment variable. It lasts as long as its process:
 workers that outlive one trace record into the next.
@@ -21,6 +21,7 @@ from typing import Any
 
 _NOTICE = 16  # the notice's offset; before it the number of the recording, and the notice's length
 _SIZE = 1 << 16  # of the part that is mapped; the signatures come after it
+_NAMES = ("timekeeper-", "memfd:timekeeper-")
 _LOCKS = 1 << 40  # offsets that are locked, far behind all content
 
 _FIRST_TRACK = 1 << 16  # below are those of the process that has the tracer
@@ -49,9 +50,9 @@ class Board:
     def __init__(self, path: str | None = None) -> None:
         made = path is None
         if path is None:
-            handle, path = tempfile.mkstemp(prefix="timekeeper-")
-            with open(handle, "wb") as file:
-                file.truncate(_SIZE)
+            path = _make()
+        elif not os.path.basename(os.path.realpath(path)).startswith(_NAMES):  # a number of another process by now
+            raise ValueError(f"{path!r} is no board")
         self.path = path
         self._handle = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         self._map = mmap.mmap(self._handle, _SIZE)
@@ -130,10 +131,25 @@ class Board:
 
     def _from(self, start: int) -> bytes:
         """The whole lines from an offset on."""
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(start)
-            data = file.read()
+        if hasattr(os, "pread"):
+            data = os.pread(self._handle, self.end() - start, start)
+        else:  # nothing is forked there, that would share the place in the file
+            os.lseek(self._handle, start, os.SEEK_SET)
+            data = os.read(self._handle, self.end() - start)
         return data[: data.rfind(b"\n") + 1]
+
+
+def _make() -> str:
+    """A new board's path: on Linux one without a file, which is gone with its process, however that ends."""
+    try:
+        handle = os.memfd_create("timekeeper-board")  # kept: the path is of this handle
+        path = f"/proc/{os.getpid()}/fd/{handle}"
+        os.truncate(path, _SIZE)
+    except (AttributeError, OSError):
+        handle, path = tempfile.mkstemp(prefix="timekeeper-")
+        os.ftruncate(handle, _SIZE)
+        os.close(handle)
+    return path
 
 
 _made: list[tuple[int, Board]] = []
