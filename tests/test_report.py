@@ -46,7 +46,7 @@ class Parsed(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.text, self.rows, self._in_style = [], "", [], False
+        self.tags, self.text, self.rows, self._in_style, self._in_cell = [], "", [], False, False
         self.feed(html)
 
     def handle_starttag(self, tag, attributes):
@@ -55,15 +55,17 @@ class Parsed(HTMLParser):
         if tag == "tr":
             self.rows.append([])
         if tag in ("th", "td"):
+            self._in_cell = True
             self.rows[-1].append("")
 
     def handle_endtag(self, tag):
         self._in_style = False
+        self._in_cell = self._in_cell and tag not in ("th", "td")
 
     def handle_data(self, data):
         if not self._in_style:
             self.text += data
-        if self.rows and self.rows[-1]:
+        if self._in_cell:
             self.rows[-1][-1] += data.strip()
 
     @property
