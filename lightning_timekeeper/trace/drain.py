@@ -130,13 +130,18 @@ class Drain:
         Raises:
             RuntimeError: Where there is none to be had, as under a limit of processes; nothing is left of the file then.
         """
+        _drains.add(self)
         try:
             self._thread.start()
         except BaseException:
-            self.ended = self._finished = self._over = True
-            self.sink.abandon()
+            if not self.runs:
+                self.ended = self._finished = self._over = True
             raise
-        _drains.add(self)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the thread does; it ends the file by itself when the tracer is closed or forgotten."""
+        return self._thread.is_alive()
 
     def flush(self, timeout_s: float) -> bool:
         """As :meth:`Tracer.flush`."""
@@ -153,6 +158,10 @@ class Drain:
         """Go on in another sink; the old one is ended in the background."""
         # waited for: what its thread records next belongs to the new file
         self._ask(lambda: self._switch(sink), 10.0)
+
+    def leave(self, sink: Sink) -> None:
+        """Forget a sink, unless the drain has gone on in it."""
+        self._ask(lambda: None if sink is self.sink or sink in self._former else sink.abandon(), 10.0)
 
     def close(self, timeout_s: float, mark: dict[str, Any]) -> bool:
         """As :meth:`Tracer.close`."""

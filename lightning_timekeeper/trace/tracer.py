@@ -358,12 +358,20 @@ class Tracer:
             clock_ns=clock(),
         )
         least = {category: round(minimum_us * 1000) for category, minimum_us in (min_duration_us or {}).items()}
-        sink = open_sink(path, opener)
-        self._drain: Drain | None = Drain(
-            self._tracks, process, sink, max_events, least, drain_interval_s, clock, weakref.ref(self), tell_children()
-        )
-        self._new_track()  # the constructing thread's is the first: the training loop's
-        self._drain.start()
+        board = tell_children()
+        self._drain: Drain | None = None
+        sink = None
+        try:
+            sink = open_sink(path, opener)
+            self._drain = Drain(
+                self._tracks, process, sink, max_events, least, drain_interval_s, clock, weakref.ref(self), board
+            )
+            self._new_track()  # the constructing thread's is the first: the training loop's
+            self._drain.start()
+        except BaseException:  # Ctrl-C, or no thread to be had
+            if sink is not None and (self._drain is None or not self._drain.runs):
+                sink.abandon()
+            raise
         self._drain.flush(1.0)  # the file has its head, and opens from here on whatever happens
         _live.add(self)
 
@@ -502,7 +510,14 @@ class Tracer:
         from lightning_timekeeper.trace.writer import open_sink  # noqa: PLC0415
 
         if self._drain is not None and not self._drain.ended:
-            self._drain.switch(open_sink(path, opener))
+            sink = None
+            try:
+                sink = open_sink(path, opener)
+                self._drain.switch(sink)
+            except BaseException:  # Ctrl-C: the drain has been told of the file, or not
+                if sink is not None:
+                    self._drain.leave(sink)
+                raise
 
     def __enter__(self) -> Tracer:
         self.enable()

@@ -86,9 +86,15 @@ def open_sink(path: str | os.PathLike[str] | None, opener: Callable[[str], Any] 
     """
     if path is None:
         return Memory()
-    sink = FileSink(os.fspath(path), opener)
-    sink.opened()
-    return sink
+    sink = None
+    try:
+        sink = FileSink(os.fspath(path), opener)
+        sink.opened()
+        return sink  # noqa: TRY300 - Ctrl-C may come at any line
+    except BaseException:
+        if sink is not None:
+            sink.abandon()
+        raise
 
 
 def trouble(message: str) -> None:
@@ -127,8 +133,8 @@ class FileSink:
         self._ending = False
         self._abandoned = False
         self._opened: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="timekeeper-file", daemon=True).start()
         _open_files.add(self)
+        threading.Thread(target=self._run, name="timekeeper-file", daemon=True).start()
 
     def opened(self, timeout_s: float = 60.0) -> None:
         """Wait until the file is open.
@@ -139,7 +145,6 @@ class FileSink:
         try:
             self._opened.get(timeout=timeout_s)
         except queue.Empty:
-            self.abandon()
             raise TimeoutError(f"{self._final}: not open after {timeout_s:g} s") from None
         if self.error is not None:
             raise self.error
