@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
             demo(args.dir, args.seconds)
         elif args.command == "summary":
             from lightning_timekeeper.trace.summary import summarize
-            from lightning_timekeeper.trace.summary_text import terminal_width
+            from lightning_timekeeper.trace.summary.text import terminal_width
 
             summary = summarize(*args.trace)
             print(summary.json() if args.json else summary.text(terminal_width()))

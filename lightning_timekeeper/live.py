@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_timekeeper.trace.rank_times import RankTimes
-from lightning_timekeeper.trace.selftime import INDEX
+from lightning_timekeeper.trace.summary.rank_times import RankTimes
+from lightning_timekeeper.trace.summary.selftime import INDEX
 from lightning_timekeeper.trace.writer import trouble
 
 if TYPE_CHECKING:
     from lightning_timekeeper.trace.pairing import Batch, Single
-    from lightning_timekeeper.trace.step_bins import Step
+    from lightning_timekeeper.trace.summary.step_bins import Step
     from lightning_timekeeper.trace.tracer import Tracer, Track
 
 _FORWARD, _BACKWARD, _OPTIMIZER = INDEX["forward"], INDEX["backward"], INDEX["optimizer"]

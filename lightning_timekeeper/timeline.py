@@ -444,7 +444,7 @@ _BATCH_ENDS = ("on_train_batch_end", "on_validation_batch_end", "on_test_batch_e
 def _summary_of(run: Recording, tracer: Tracer, paths: list[str]) -> str:
     """Where the time of a run went, or how to learn it where that would keep the run waiting."""
     from lightning_timekeeper.trace.summary import summarize  # noqa: PLC0415 - at the end, where it is wanted
-    from lightning_timekeeper.trace.summary_text import terminal_width  # noqa: PLC0415
+    from lightning_timekeeper.trace.summary.text import terminal_width  # noqa: PLC0415
 
     paths = [path for path in paths if path != run.rotate_to and (is_url(path) or os.path.exists(path))]
     size = sum(os.path.getsize(path) * (8 if path.endswith(".gz") else 1) for path in paths if not is_url(path))

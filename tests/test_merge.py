@@ -515,8 +515,8 @@ def test_the_progress(tmp_path, capsys, monkeypatch):
 def test_memory_does_not_grow_with_the_traces(tmp_path, monkeypatch):
     """Five times the events take no more, of ours and of others, also where names never repeat."""
     monkeypatch.setattr(reader, "_CHUNK", 1 << 14)
-    monkeypatch.setattr("lightning_timekeeper.trace.rewrite.MOST_PLANS", 100)
-    monkeypatch.setattr("lightning_timekeeper.trace.rewrite._EVENTS_AT_ONCE", 100)
+    monkeypatch.setattr("lightning_timekeeper.trace.merge.rewrite.MOST_PLANS", 100)
+    monkeypatch.setattr("lightning_timekeeper.trace.merge.rewrite._EVENTS_AT_ONCE", 100)
 
     def peak(count):
         lines = [line for at in range(count) for line in (span("a", at, 1), begin(f"{at}", at))]

@@ -59,7 +59,7 @@ def imports_of(path):
             yield node.module or ""
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "trace").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((PACKAGE / "trace").rglob("*.py")), ids=str)
 def test_the_trace_library_stands_alone(path):
     """Its modules import nothing above them, neither at the top nor inside a function."""
     for name in imports_of(path):

@@ -10,7 +10,7 @@ import pytest
 from summaries import Run, training
 
 from lightning_timekeeper import Tracer, span, summarize
-from lightning_timekeeper.trace.step_bins import MOST_BINS
+from lightning_timekeeper.trace.summary.step_bins import MOST_BINS
 
 MS = 1_000_000  # ns
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_timekeeper.trace.quantiles import RELATIVE_ERROR, Histogram
+from lightning_timekeeper.trace.summary.quantiles import RELATIVE_ERROR, Histogram
 
 DURATIONS = st.lists(st.one_of(st.integers(0, 1000), st.integers(0, 10**16)), min_size=1, max_size=200)
 

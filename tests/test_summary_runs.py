@@ -6,8 +6,8 @@ import pytest
 from runs import Model, quiet, trainer
 
 from lightning_timekeeper import TimelineTrace, merge, span, summarize
-from lightning_timekeeper.trace.selftime import PHASES
-from lightning_timekeeper.trace.step_bins import OTHER
+from lightning_timekeeper.trace.summary.selftime import PHASES
+from lightning_timekeeper.trace.summary.step_bins import OTHER
 
 # self time of each slice on the loop's track: its duration without its children's
 SELF = """

@@ -13,19 +13,19 @@ from matplotlib.patches import PathPatch
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from lightning_timekeeper.report import svg
-from lightning_timekeeper.trace.stragglers import COLUMNS, WAITS
-from lightning_timekeeper.trace.summary_text import _percent, _time
+from lightning_timekeeper.trace.summary.stragglers import COLUMNS, WAITS
+from lightning_timekeeper.trace.summary.text import _percent, _time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.axes import Axes
 
-    from lightning_timekeeper.trace.rank_times import Epoch, Mark
-    from lightning_timekeeper.trace.step_bins import Bin
-    from lightning_timekeeper.trace.step_table import StepTable
-    from lightning_timekeeper.trace.stragglers import Rank
     from lightning_timekeeper.trace.summary import Summary
+    from lightning_timekeeper.trace.summary.rank_times import Epoch, Mark
+    from lightning_timekeeper.trace.summary.step_bins import Bin
+    from lightning_timekeeper.trace.summary.step_table import StepTable
+    from lightning_timekeeper.trace.summary.stragglers import Rank
 
 WIDE, NARROW = 960, 360  # pixels
 MOST_RANKS = 48

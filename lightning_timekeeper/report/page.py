@@ -13,18 +13,18 @@ from markupsafe import Markup
 
 from lightning_timekeeper import __version__
 from lightning_timekeeper.report import charts
-from lightning_timekeeper.trace.rank_times import MOST_MARKS
-from lightning_timekeeper.trace.stragglers import COLUMNS, WAITS
-from lightning_timekeeper.trace.summary_text import _counted, _fit, _ms, _percent, _time
+from lightning_timekeeper.trace.summary.rank_times import MOST_MARKS
+from lightning_timekeeper.trace.summary.stragglers import COLUMNS, WAITS
+from lightning_timekeeper.trace.summary.text import _counted, _fit, _ms, _percent, _time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from lightning_timekeeper.trace.by_name import Named
-    from lightning_timekeeper.trace.rank_times import Epoch, Mark
-    from lightning_timekeeper.trace.step_table import StepTable
-    from lightning_timekeeper.trace.stragglers import Stragglers
     from lightning_timekeeper.trace.summary import Summary
+    from lightning_timekeeper.trace.summary.by_name import Named
+    from lightning_timekeeper.trace.summary.rank_times import Epoch, Mark
+    from lightning_timekeeper.trace.summary.step_table import StepTable
+    from lightning_timekeeper.trace.summary.stragglers import Stragglers
 
 _COLUMN = {phase: column for column, phases in COLUMNS.items() for phase in phases}
 _LEVELS = {"ok": "No warning", "warning": "Warning", "critical": "Critical"}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lightning_timekeeper.trace.clocks import Shift
-    from lightning_timekeeper.trace.roster import Roster
+    from lightning_timekeeper.trace.merge.roster import Roster
     from lightning_timekeeper.trace.source import Source
 
 MOST_PLANS = 1 << 16

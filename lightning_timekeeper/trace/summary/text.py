@@ -8,17 +8,17 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING
 
-from lightning_timekeeper.trace.stragglers import COLUMNS, WAITS
+from lightning_timekeeper.trace.summary.stragglers import COLUMNS, WAITS
 from lightning_timekeeper.trace.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lightning_timekeeper.trace.by_name import Named
-    from lightning_timekeeper.trace.rank_times import Epoch, Spell
-    from lightning_timekeeper.trace.step_table import Row, StepTable
-    from lightning_timekeeper.trace.stragglers import Rank, Stragglers
     from lightning_timekeeper.trace.summary import Run, Summary
+    from lightning_timekeeper.trace.summary.by_name import Named
+    from lightning_timekeeper.trace.summary.rank_times import Epoch, Spell
+    from lightning_timekeeper.trace.summary.step_table import Row, StepTable
+    from lightning_timekeeper.trace.summary.stragglers import Rank, Stragglers
 
 NARROWEST, WIDEST = 80, 100
 _MOST_ROWS = 20  # of names

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_timekeeper.trace.quantiles import Histogram
+from lightning_timekeeper.trace.summary.quantiles import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable

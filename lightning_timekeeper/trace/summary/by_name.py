@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lightning_timekeeper.trace.selftime import Kinds
+from lightning_timekeeper.trace.summary.selftime import Kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lightning_timekeeper.trace.selftime import Kind
+    from lightning_timekeeper.trace.summary.selftime import Kind
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lightning_timekeeper.trace.selftime import INDEX, PHASES
+from lightning_timekeeper.trace.summary.selftime import INDEX, PHASES
 
 if TYPE_CHECKING:
     from lightning_timekeeper.trace.encode import Int64s

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_timekeeper.trace.quantiles import Histogram
-from lightning_timekeeper.trace.selftime import INDEX, PHASES
-from lightning_timekeeper.trace.step_bins import OTHER, ROWS, Bin, Bins, Block, Step
+from lightning_timekeeper.trace.summary.quantiles import Histogram
+from lightning_timekeeper.trace.summary.selftime import INDEX, PHASES
+from lightning_timekeeper.trace.summary.step_bins import OTHER, ROWS, Bin, Bins, Block, Step
 
 if TYPE_CHECKING:
-    from lightning_timekeeper.trace.quantiles import Bar
+    from lightning_timekeeper.trace.summary.quantiles import Bar
 
 ALWAYS = ("data", "forward", "backward", "optimizer")
 """Phases that have a row in the table of a training also where they were not measured."""

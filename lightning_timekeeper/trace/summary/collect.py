@@ -12,15 +12,15 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from lightning_timekeeper.trace.rank_times import RankTimes
 from lightning_timekeeper.trace.reader import TraceError, read_events
-from lightning_timekeeper.trace.selftime import Kind, Kinds, Track
 from lightning_timekeeper.trace.source import nanoseconds, texts
+from lightning_timekeeper.trace.summary.rank_times import RankTimes
+from lightning_timekeeper.trace.summary.selftime import Kind, Kinds, Track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lightning_timekeeper.trace.selftime import Args
+    from lightning_timekeeper.trace.summary.selftime import Args
 
 _MOST_SLOTS = 8192
 _OURS = b'[\n{"ph":"M"'

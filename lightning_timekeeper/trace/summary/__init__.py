@@ -12,18 +12,18 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_timekeeper.trace.by_name import Named, by_class, named
-from lightning_timekeeper.trace.collect import Collection, begin_ns
-from lightning_timekeeper.trace.selftime import PHASES, Kinds
-from lightning_timekeeper.trace.stragglers import Stragglers, compare
-from lightning_timekeeper.trace.verdict import Verdict, judge
+from lightning_timekeeper.trace.summary.by_name import Named, by_class, named
+from lightning_timekeeper.trace.summary.collect import Collection, begin_ns
+from lightning_timekeeper.trace.summary.selftime import PHASES, Kinds
+from lightning_timekeeper.trace.summary.stragglers import Stragglers, compare
+from lightning_timekeeper.trace.summary.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lightning_timekeeper.trace.rank_times import Epoch, Mark, RankTimes, Spell
-    from lightning_timekeeper.trace.step_bins import Bin
-    from lightning_timekeeper.trace.step_table import StepTable
+    from lightning_timekeeper.trace.summary.rank_times import Epoch, Mark, RankTimes, Spell
+    from lightning_timekeeper.trace.summary.step_bins import Bin
+    from lightning_timekeeper.trace.summary.step_table import StepTable
 
 _DEAREST = 5
 
@@ -112,7 +112,7 @@ class Summary:
         Args:
             width: Of the terminal, columns from 80.
         """
-        from lightning_timekeeper.trace.summary_text import text  # noqa: PLC0415 - it needs this module
+        from lightning_timekeeper.trace.summary.text import text  # noqa: PLC0415 - it needs this module
 
         return text(self, width)
 

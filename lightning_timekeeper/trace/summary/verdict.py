@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_timekeeper.trace.step_table import StepTable
-    from lightning_timekeeper.trace.stragglers import Stragglers
+    from lightning_timekeeper.trace.summary.step_table import StepTable
+    from lightning_timekeeper.trace.summary.stragglers import Stragglers
 
 THRESHOLDS = {
     "input": (0.10, 0.20),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_timekeeper.trace.clocks import Alignment, Shift, align, by_wall_clock
-from lightning_timekeeper.trace.rewrite import Rewriter
-from lightning_timekeeper.trace.roster import Roster, process_of_ours
+from lightning_timekeeper.trace.merge.rewrite import Rewriter
+from lightning_timekeeper.trace.merge.roster import Roster, process_of_ours
 from lightning_timekeeper.trace.source import Source, leave_to_workers
 from lightning_timekeeper.trace.terminal import printable
 from lightning_timekeeper.trace.whole import whole_file

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lightning_timekeeper.trace.selftime import INDEX, PHASES, Kinds, Marked, Track
-from lightning_timekeeper.trace.step_bins import Step
-from lightning_timekeeper.trace.step_table import Steps
+from lightning_timekeeper.trace.summary.selftime import INDEX, PHASES, Kinds, Marked, Track
+from lightning_timekeeper.trace.summary.step_bins import Step
+from lightning_timekeeper.trace.summary.step_table import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

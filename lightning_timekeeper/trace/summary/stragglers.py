@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_timekeeper.trace.step_table import StepTable
+    from lightning_timekeeper.trace.summary.step_table import StepTable
 
 COLUMNS = {
     "data": ("data",),
