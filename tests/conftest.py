@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import signal
+
 import browser
 import perfetto as engine
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers():
+    """A Trainer that a test cuts short leaves its handler behind, and a pool's workers would outlive their SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+@pytest.fixture
+def _own_forkserver():
+    """Without the one that an earlier test started, which knows of no tracer."""
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()
 
 
 @pytest.fixture(scope="session")

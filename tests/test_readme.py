@@ -15,7 +15,10 @@ import pytest
 from lightning_timekeeper.__main__ import _parser
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+FENCES = re.findall(
+    r"^```(.*?)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE
+)  # what stands behind the first, and the text
+BLOCKS = [text for kind, text in FENCES if kind == "python"]
 
 
 @pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed")  # where there is no TensorBoard
@@ -63,7 +66,7 @@ def test_commands_exist():
     mentioned = set(re.findall(r"`timekeeper (\w+)", README))
     (action,) = (action for action in _parser()._actions if action.dest == "command")
     assert mentioned == set(action.choices)
-    lines = [line for block in re.findall(r"```\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+    lines = [line for kind, text in FENCES if not kind for line in text.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("timekeeper ")]
     assert commands
     for command in commands:

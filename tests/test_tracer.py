@@ -514,6 +514,7 @@ def _in_worker(path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_own_forkserver")
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_worker_processes(tmp_path, method):
     """A worker process, however it is started, records into its parent's trace, on a track of its own."""

@@ -702,6 +702,7 @@ def test_several_loaders(tmp_path, loaders):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_own_forkserver")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_fit_with_workers(tmp_path, method, perfetto):
     """Every span exactly once, the loop and each worker on tracks of their own, none of them a fault to Perfetto."""

@@ -143,6 +143,7 @@ def _make() -> str:
     """A new board's path: on Linux one without a file, which is gone with its process, however that ends."""
     try:
         handle = os.memfd_create("timekeeper-board")  # kept: the path is of this handle
+        os.fchmod(handle, 0o600)  # for this user's processes alone
         path = f"/proc/{os.getpid()}/fd/{handle}"
         os.truncate(path, _SIZE)
     except (AttributeError, OSError):

@@ -160,14 +160,17 @@ class Drain:
         self._ask(lambda: self._switch(sink), 10.0)
 
     def leave(self, sink: Sink) -> None:
-        """Forget a sink, unless the drain has gone on in it."""
-        self._ask(lambda: None if sink is self.sink or sink in self._former else sink.abandon(), 10.0)
+        """Forget a sink, unless the drain has gone on in it; not waited for, as a second Ctrl-C may be on its way."""
+        self._requests.put((lambda: self._leave(sink), queue.SimpleQueue()))
+        if self._over:
+            self._leave(sink)
 
     def close(self, timeout_s: float, mark: dict[str, Any]) -> bool:
         """As :meth:`Tracer.close`."""
         started_s = monotonic()
         until_s = started_s + timeout_s
         if not self._over:
+            self._closed = self._closed or self._finished  # after a failure no job is done any more
             self._ask(lambda: self._close(mark), timeout_s)
             # it ends at once then; `join` takes a lock that a signal handler's close may find taken
             while self._thread.is_alive() and monotonic() < min(until_s, started_s + 1.0):
@@ -373,6 +376,10 @@ class Drain:
             self._write(track, Batch(*NO_ROWS, begins))
         if self.children is not None:
             self._put(*self.children.heads(), *self.children.resume())
+
+    def _leave(self, sink: Sink) -> None:
+        if sink is not self.sink and sink not in self._former:
+            sink.abandon()
 
     # ---- events ----------------------------------------------------------------------------------------------------
     def _put(self, *lines: bytes) -> None:
