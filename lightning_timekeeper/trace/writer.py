@@ -348,6 +348,10 @@ def _finish_files() -> None:
     for sink in list(_open_files):
         if sink._ending:
             sink.wait(until_s - time.monotonic())
+    # what was given up may hang; else it is taken away
+    until_s = min(until_s, time.monotonic() + 1.0)
+    while any(sink._abandoned and not sink.done for sink in list(_open_files)) and time.monotonic() < until_s:
+        time.sleep(0.001)
 
 
 atexit.register(_finish_files)
